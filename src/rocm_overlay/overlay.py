@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""overlay/: the files that this project wrote in full, and their manifest."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from rocm_overlay.errors import OverlayError
+
+MANIFEST_NAME = "manifest.toml"
+KINDS = ("new", "replaces")
+
+
+@dataclass(frozen=True)
+class OverlayFile:
+    """One file of ours. ``symbols`` are the names that other files use from it."""
+
+    path: str
+    kind: str
+    why: str
+    upstream: str
+    symbols: tuple[str, ...]
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Removal:
+    """An upstream file that the distribution does without."""
+
+    path: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """The overlay as its manifest declares it, checked against the folder."""
+
+    files: tuple[OverlayFile, ...]
+    removals: tuple[Removal, ...]
+    sha256: str
+
+
+def _bad(what: str, **details: object) -> OverlayError:
+    return OverlayError(f"overlay/{MANIFEST_NAME}: {what}", **details)  # type: ignore[arg-type]
+
+
+def check_path(path: str) -> str:
+    """A path inside the package as both manifest and patches write it: posix, below vllm/.
+
+    Raises:
+        OverlayError: the path is absolute, leaves vllm/ or is not in its shortest form.
+    """
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts or pure.parts[:1] != ("vllm",) or str(pure) != path:
+        raise OverlayError("a path outside the package", seen=path, wanted="vllm/... in its shortest form")
+    return path
+
+
+def load_overlay(folder: Path) -> Overlay:
+    """Read the overlay and its manifest.
+
+    Raises:
+        OverlayError: a file without an entry, an entry without a file, a missing field, or a symbol
+            that the file does not define.
+    """
+    manifest = folder / MANIFEST_NAME
+    try:
+        data = tomllib.loads(manifest.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise _bad("missing", fix="restore it from the repository") from None
+    except tomllib.TOMLDecodeError as error:
+        raise _bad("not valid TOML", seen=error) from None
+
+    files = tuple(_file(folder, entry) for entry in data.get("file", []))
+    removals = tuple(
+        Removal(check_path(str(entry.get("path"))), str(entry.get("why", "")))
+        for entry in data.get("remove", [])
+    )
+    _check_complete(folder, files, removals)
+    digest = hashlib.sha256(manifest.read_bytes())
+    for file in sorted(files, key=lambda one: one.path):
+        digest.update(f"{file.path}\0{hashlib.sha256(file.content).hexdigest()}\n".encode())
+    return Overlay(files, removals, digest.hexdigest())
+
+
+def _file(folder: Path, entry: dict[str, object]) -> OverlayFile:
+    path = str(entry.get("path"))
+    wanted = {"path": str, "kind": str, "why": str, "upstream": str, "symbols": list}
+    for field, kind in wanted.items():
+        if not isinstance(entry.get(field), kind) or (kind is str and not entry[field]):
+            raise _bad(f"entry {path}: field {field}", seen=entry.get(field), wanted=kind.__name__)
+    if unknown := set(entry) - set(wanted):
+        raise _bad(f"entry {path}: unknown field", seen=", ".join(sorted(unknown)), wanted=", ".join(wanted))
+    if entry["kind"] not in KINDS:
+        raise _bad(f"entry {path}: kind", seen=entry["kind"], wanted=" or ".join(KINDS))
+    try:
+        content = (folder / check_path(path)).read_bytes()
+    except FileNotFoundError:
+        raise _bad(f"entry {path} has no file", fix=f"add overlay/{path} or drop the entry") from None
+    symbols = tuple(str(name) for name in entry["symbols"])  # type: ignore[attr-defined]
+    if path.endswith(".py"):
+        _check_symbols(path, content, symbols)
+    return OverlayFile(path, str(entry["kind"]), str(entry["why"]), str(entry["upstream"]), symbols, content)
+
+
+def _check_symbols(path: str, content: bytes, symbols: tuple[str, ...]) -> None:
+    defined: set[str] = set()
+    for node in ast.parse(content, path).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            defined.update(target.id for target in targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            defined.update(alias.asname or alias.name for alias in node.names)
+    if missing := [name for name in symbols if name not in defined]:
+        raise _bad(
+            f"entry {path}: symbols that others use are not defined in the file",
+            seen=", ".join(missing),
+            fix="define them or correct the entry",
+        )
+
+
+def _check_complete(folder: Path, files: tuple[OverlayFile, ...], removals: tuple[Removal, ...]) -> None:
+    paths = [file.path for file in files] + [removal.path for removal in removals]
+    if twice := sorted({path for path in paths if paths.count(path) > 1}):
+        raise _bad("a path has two entries", seen=", ".join(twice))
+    present = {
+        found.relative_to(folder).as_posix()
+        for found in folder.rglob("*")
+        if found.is_file() and found.name != MANIFEST_NAME and "__pycache__" not in found.parts
+    }
+    if stray := sorted(present - {file.path for file in files}):
+        raise _bad("files without an entry", seen=", ".join(stray), fix="add a [[file]] entry for each")

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""build/tree: a copy of the pinned base's package with overlay and patches laid over it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+
+from rocm_overlay.install import lay
+from rocm_overlay.plan import Plan, Sources
+
+
+def build_tree(sources: Sources, base: Path, target: Path, allow_drift: Collection[str] = ()) -> Plan:
+    """Copy ``base/vllm`` to ``target/vllm`` and lay onto the copy; the old target goes when that worked.
+
+    Args:
+        sources: pin, overlay and series.
+        base: the unpacked source; base/vllm is the package.
+        target: the folder to make.
+        allow_drift: paths whose drift is accepted.
+
+    Raises:
+        OverlayError: see install.lay; the old target is still there then.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".tree-", dir=target.parent) as staging:
+        fresh = Path(staging) / "tree"
+        shutil.copytree(base / "vllm", fresh / "vllm", ignore=shutil.ignore_patterns("__pycache__"))
+        # vLLM asks for its own distribution's metadata in places; a laid tree is found like an install.
+        info = fresh / f"vllm-{sources.pin.vllm.version}.dist-info"
+        info.mkdir()
+        if (base / "PKG-INFO").is_file():
+            shutil.copy(base / "PKG-INFO", info / "METADATA")
+        plan = lay(sources, fresh, reference=sources.pin.vllm.sdist, allow_drift=allow_drift)
+        assert plan is not None, "a fresh copy holds no manifest"
+        if target.exists():
+            shutil.rmtree(target)
+        fresh.replace(target)
+    return plan
