@@ -23,13 +23,14 @@ STAMP_NAME = ".base.json"
 # artefact already carries its metadata as PKG-INFO, so the download runs with this backend in place
 # of setuptools: nothing is built, nothing beside the artefact is installed.
 METADATA_BACKEND = """
-import pathlib, shutil
+import email, pathlib, shutil
 
 def get_requires_for_build_wheel(config_settings=None):
     return []
 
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
-    folder = pathlib.Path(metadata_directory) / "vllm-0.dist-info"
+    about = email.message_from_string(pathlib.Path("PKG-INFO").read_text(encoding="utf-8"))
+    folder = pathlib.Path(metadata_directory) / f"{about['Name']}-{about['Version']}.dist-info"
     folder.mkdir()
     shutil.copy("PKG-INFO", folder / "METADATA")
     return folder.name
@@ -120,7 +121,7 @@ def _pip_download(pin: VllmPin, staging: Path) -> Path:
 
 def _last_words(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("WARNING")]
-    return " | ".join(lines[-4:]) or "no message"
+    return " | ".join(line[:200] for line in lines[-6:]) or "no message"
 
 
 def unpack_base(pin: VllmPin, sdist: Path, target: Path) -> bool:

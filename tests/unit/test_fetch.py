@@ -16,8 +16,14 @@ from tests.tiny import BASE, make_project
 
 
 def make_sdist(path, files=BASE, version="1.2.3"):
+    """An archive as vLLM's: its build backend cannot run here, its metadata lies beside it."""
+    about = {
+        "PKG-INFO": f"Metadata-Version: 2.2\nName: vllm\nVersion: {version}\n",
+        "pyproject.toml": '[build-system]\nrequires = ["torch"]\nbuild-backend = "setuptools.build_meta"\n',
+        "setup.py": "raise RuntimeError('the build must not run')\n",
+    }
     with tarfile.open(path, "w:gz") as archive:
-        for name, text in files.items():
+        for name, text in {**about, **files}.items():
             entry = tarfile.TarInfo(f"vllm-{version}/{name}")
             entry.size = len(text.encode())
             archive.addfile(entry, io.BytesIO(text.encode()))
@@ -45,6 +51,26 @@ def no_network(monkeypatch):
 
     monkeypatch.setattr(fetch, "subprocess", SimpleNamespace(run=run, PIPE=subprocess.PIPE))
     return calls
+
+
+@pytest.fixture
+def local_index(monkeypatch, sdist):
+    """pip as it is, with the archive's folder in place of an index."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(sdist.parent))
+
+
+def test_pip_downloads_the_archive_without_building_it(tmp_path, pin, local_index):
+    assert sha256_of(fetch_sdist(pin, tmp_path / "cache")) == pin.sha256
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [pin.sdist]
+
+
+def test_an_index_with_another_archive_is_refused_by_hash(tmp_path, pin, sdist, local_index):
+    make_sdist(sdist, {"vllm/__init__.py": "tampered"})
+    with pytest.raises(OverlayError, match="could not fetch") as error:
+        fetch_sdist(pin, tmp_path / "cache")
+    assert "hash" in error.value.render().lower() or "DO NOT MATCH" in error.value.render()
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_given_artefact_is_checked_and_cached(tmp_path, pin, sdist, no_network):
