@@ -188,3 +188,35 @@ def test_an_unknown_verb_is_refused_by_name():
         [sys.executable, "-m", "rocm_overlay.cli", "lya"], text=True, capture_output=True, check=False
     )
     assert done.returncode == 2 and "lya" in done.stderr
+
+
+def names_bound_by(tree):
+    """The names a module binds at its top level, conditional ones included."""
+    bound = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            bound.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+    return bound
+
+
+def test_what_other_files_import_from_ours_is_there(sources):
+    """A base file that imports a name which our replacement dropped would fail on a server only."""
+    modules = {}
+    for file in sources.overlay.files:
+        if file.path.endswith(".py"):
+            name = file.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            modules[name] = names_bound_by(ast.parse(file.content))
+    missing = set()
+    for path in (PROJECT.tree / "vllm" / "models").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ImportFrom) and node.module in modules:
+                folder = PROJECT.tree / node.module.replace(".", "/")
+                for alias in node.names:
+                    submodule = (folder / f"{alias.name}.py").exists() or (folder / alias.name).is_dir()
+                    if alias.name not in modules[node.module] and not submodule:
+                        missing.add(f"{path.name}: from {node.module} import {alias.name}")
+    assert modules and not missing
