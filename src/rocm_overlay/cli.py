@@ -14,7 +14,10 @@ from rocm_overlay.errors import EXIT_BAD_INPUT, OverlayError
 
 # Modules with a ``register(subparsers)`` that adds their verbs; imported when the script starts, so
 # each keeps its heavy imports inside its handlers.
-COMMAND_MODULES = ("rocm_overlay.cli_base",)
+COMMAND_MODULES = (
+    "rocm_overlay.cli_base",
+    "rocm_overlay.cli_recipe",
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
