@@ -17,15 +17,15 @@ setup: ## the virtual environment, the pinned base and the laid tree
 	@ci/setup.sh test
 	@$(TOOL) tree
 
-image: setup-image ## build vllm-openai-rocm (ARCH=gfx950 or gfx942)
+image: setup-image ## build vllm-openai-rocm (ARCH=gfx950 or gfx942; BASE, TAG, ENGINE)
 	@$(TOOL) fetch
-	@$(TOOL) image --arch $(ARCH)
+	@$(TOOL) image --arch $(ARCH) $(if $(BASE),--base "$(BASE)") $(if $(TAG),--tag "$(TAG)") $(if $(ENGINE),--engine "$(ENGINE)")
 
 test: setup ## the tests, under 30 minutes on two cores
-	@$(PYTEST) -n 2 --dist worksteal -m "not full"
+	@$(PYTEST) -n 2 --dist loadgroup -m "not full"
 
 test-full: setup ## every test
-	@$(PYTEST) -n 2 --dist worksteal
+	@$(PYTEST) -n 2 --dist loadgroup
 
 check: setup ## lint, types and provenance only
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy

@@ -18,12 +18,14 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 
 engine_answers() { command -v docker >/dev/null && docker version --format '{{.Server.Version}}' >/dev/null 2>&1; }
 
-# One line a need: the command or file that shows it is there, then the Debian package.
+# One line a need: the command or file that shows it is there, then the Debian package. debootstrap only
+# recommends the keys it checks with.
 needs() {
   echo "git git"
   if ! engine_answers; then
     echo "buildah buildah"
     echo "debootstrap debootstrap"
+    echo "/usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring"
   fi
   if [ "$goal" = test ]; then
     echo "ld.lld-19 lld-19"
@@ -47,7 +49,7 @@ find_python() {
 missing_packages() {
   local command package python
   while read -r command package; do
-    command -v "$command" >/dev/null || echo "$package"
+    command -v "$command" >/dev/null || [ -f "$command" ] || echo "$package"
   done < <(needs)
   python=$(find_python)
   if [ -z "$python" ]; then

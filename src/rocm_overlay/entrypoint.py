@@ -108,14 +108,15 @@ def run(argv: Sequence[str], world: World) -> int:
     Raises:
         OverlayError: a recipe start that is not understood or is refused.
     """
-    request = read_request(argv)
-    if request is not None:
-        return _serve_recipe(request, world)
+    # A verb comes first: its own --recipe, as of doctor, starts no server.
     if argv and argv[0] in TOOL_VERBS:
         # The tool's other parts are not needed to serve.
         from rocm_overlay.cli import main as tool
 
         return int(tool(list(argv)))
+    request = read_request(argv)
+    if request is not None:
+        return _serve_recipe(request, world)
     _execute(["vllm", "serve", *argv], world.environ, world)
 
 
