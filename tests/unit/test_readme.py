@@ -27,7 +27,15 @@ def test_every_make_target_it_names_exists():
 
 
 @pytest.mark.parametrize(
-    "file", ["README.md", "CONTRIBUTING.md", "docs/design.md", "patches/README.md", "recipes/README.md"]
+    "file",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/design.md",
+        "docs/image.md",
+        "patches/README.md",
+        "recipes/README.md",
+    ],
 )
 def test_every_file_that_a_document_links_to_exists(file):
     path = ROOT / file
