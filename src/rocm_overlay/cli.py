@@ -44,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except BrokenPipeError:
         return EXIT_BAD_INPUT
+    except OSError as error:
+        # A file system's refusal that no verb knew better: named, and without a traceback.
+        print(f"error: {arguments.verb} stopped\n  seen:   {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -6,15 +6,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rocm_overlay import install, table
-from rocm_overlay.errors import CheckFailed
+from rocm_overlay.errors import CheckFailed, OverlayError
 from rocm_overlay.fetch import fetch_base
 from rocm_overlay.pin import Pin, write_lock
-from rocm_overlay.plan import Plan, Sources, drift_table, find_drift, make_lock, make_plan
+from rocm_overlay.plan import REBASE_COMMAND, Plan, Sources, drift_table, find_drift, make_lock, make_plan
 from rocm_overlay.project import Project
+from rocm_overlay.rebase import find_base, make_report
 from rocm_overlay.series import load_series
 from rocm_overlay.tree import build_tree
 
@@ -61,6 +63,10 @@ def register(subparsers: Subparsers) -> None:
     drift.add_argument("--base", type=Path, help="the folder that holds vllm/ (default: build/base)")
     drift.set_defaults(run=_drift)
 
+    rebase = subparsers.add_parser("rebase", help="what another base would mean: a report, nothing changes")
+    rebase.add_argument("--to", required=True, help="a folder that holds vllm/, or a released version")
+    rebase.set_defaults(run=_rebase)
+
     stamp = subparsers.add_parser("stamp", help="print what identifies the distribution, as KEY=VALUE")
     stamp.set_defaults(run=_stamp)
 
@@ -99,10 +105,11 @@ def _lock(_: argparse.Namespace) -> int:
     project = Project.find()
     pin = Pin.load(project.pin_file)
     base = fetch_base(project, pin.vllm)
-    entries = make_lock(Sources.load(project), base)
+    sources = Sources.load(project)
+    entries = make_lock(sources, base)
+    # A lock over which the series does not apply is of no use: nothing is written then.
+    make_plan(replace(sources, pin=replace(pin, files=tuple(entries))), base)
     write_lock(project.pin_file, entries)
-    # A lock that its own base does not pass, or over which the series does not apply, is of no use.
-    make_plan(Sources.load(project), base)
     print(
         table.render(
             ("file", "action", "sha256"), [(one.path, one.action, one.sha256[:12]) for one in entries]
@@ -151,7 +158,7 @@ def _lay(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     site = install.check_site(arguments.site or install.find_site())
-    manifest = install.verify(site)
+    manifest = install.verify(site, _own_sources())
     if arguments.json:
         print(json.dumps(manifest, indent=1))
         return 0
@@ -170,6 +177,15 @@ def _verify(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _own_sources() -> Sources | None:
+    """What this checkout or image would lay, None where the tool stands alone."""
+    try:
+        project = Project.find()
+    except OverlayError:
+        return None
+    return Sources.load(project)
+
+
 def _drift(arguments: argparse.Namespace) -> int:
     project = Project.find()
     sources = Sources.load(project)
@@ -179,7 +195,22 @@ def _drift(arguments: argparse.Namespace) -> int:
         print(f"no drift: {len(sources.touched)} files that we touch are as locked")
         return 0
     print(drift_table(found))
-    raise CheckFailed(f"{len(found)} files drifted", fix="make rebase TO=<that base>")
+    raise CheckFailed(f"{len(found)} files drifted", fix=REBASE_COMMAND)
+
+
+def _rebase(arguments: argparse.Namespace) -> int:
+    project = Project.find()
+    base = find_base(project, arguments.to)
+    report = make_report(Sources.load(project), base)
+    print(report.render())
+    if report.clean:
+        print(f"\n{base} is accepted as it is")
+        return 0
+    raise CheckFailed(
+        "this base needs work; nothing was changed",
+        seen=f"vLLM {install.installed_version(base)} in {base}",
+        fix="put it into base.toml, correct the files and patches above, then: make lock, make test",
+    )
 
 
 def _stamp(_: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zlib
 from pathlib import Path
 
 from rocm_overlay.errors import OverlayError
@@ -65,9 +66,19 @@ def fetch_sdist(pin: VllmPin, cache: Path, given: Path | None = None) -> Path:
             f"{target} has {target.stat().st_size} bytes and a wrong hash: downloading it again",
             file=sys.stderr,
         )
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as staging:
-        fresh = _copy_given(given, Path(staging)) if given else _pip_download(pin, Path(staging))
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OverlayError(
+            f"the cache {cache} cannot be made", seen=error, fix="correct ROCM_OVERLAY_CACHE"
+        ) from None
+    _sweep(cache, ".fetch-")
+    with tempfile.TemporaryDirectory(prefix=f".fetch-{os.getpid()}-", dir=cache) as staging:
+        fresh = (
+            _copy_given(given, Path(staging))
+            if given
+            else _pip_download(pin.version, Path(staging), pin.sha256)
+        )
         found = sha256_of(fresh)
         if found != pin.sha256:
             raise OverlayError(
@@ -86,13 +97,16 @@ def _copy_given(given: Path, staging: Path) -> Path:
     return Path(shutil.copy(given, staging))
 
 
-def _pip_download(pin: VllmPin, staging: Path) -> Path:
+def _pip_download(version: str, staging: Path, sha256: str = "") -> Path:
+    """The source archive of a version through pip, held to ``sha256`` when one is given."""
     backend = staging / "backend" / "setuptools"
     backend.mkdir(parents=True)
     (backend / "__init__.py").touch()
     (backend / "build_meta.py").write_text(METADATA_BACKEND, encoding="utf-8")
     wanted = staging / "requirements.txt"
-    wanted.write_text(f"vllm=={pin.version} --hash=sha256:{pin.sha256}\n", encoding="utf-8")
+    wanted.write_text(
+        f"vllm=={version}" + (f" --hash=sha256:{sha256}\n" if sha256 else "\n"), encoding="utf-8"
+    )
     command = [
         sys.executable,
         "-m",
@@ -102,21 +116,44 @@ def _pip_download(pin: VllmPin, staging: Path) -> Path:
         "--no-binary=vllm",
         "--no-build-isolation",
     ]
-    command += ["--require-hashes", "--requirement", str(wanted), "--dest", str(staging)]
-    print(f"fetching {pin.sdist} (once; kept in the cache)", file=sys.stderr)
-    environment = {**os.environ, "PYTHONPATH": str(backend.parent)}
+    command += ["--require-hashes"] if sha256 else []
+    command += ["--requirement", str(wanted), "--dest", str(staging)]
+    artefact = staging / f"vllm-{version}.tar.gz"
+    print(f"fetching {artefact.name} (once; kept in the cache)", file=sys.stderr)
+    # A connection that drops is taken up where it was; a pip too old to know the variable ignores it.
+    environment = {"PIP_RESUME_RETRIES": "5", **os.environ, "PYTHONPATH": str(backend.parent)}
     done = subprocess.run(
         command, env=environment, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False
     )
-    artefact = staging / pin.sdist
     if done.returncode or not artefact.is_file():
         raise OverlayError(
-            f"pip could not fetch {pin.sdist}",
+            f"pip could not fetch {artefact.name}",
             seen=_last_words(done.stderr),
-            wanted=f"vllm {pin.version} from the package index, sha256 {pin.sha256}",
-            fix="check the network and pip's configuration, or give the file: rocm-overlay fetch --from FILE",
+            wanted=f"vllm {version} from the package index" + (f", sha256 {sha256}" if sha256 else ""),
+            fix="check network, free space and pip's configuration, or: rocm-overlay fetch --from FILE",
         )
     return artefact
+
+
+def fetch_version(version: str, project: Project) -> Path:
+    """The unpacked source of any released version, for a look at it; nothing vouches for its hash.
+
+    Returns:
+        The folder that holds vllm/: build/bases/VERSION.
+
+    Raises:
+        OverlayError: there is no such version, or no network and it is not cached.
+    """
+    cached = project.cache / f"vllm-{version}.tar.gz"
+    if not cached.is_file():
+        project.cache.mkdir(parents=True, exist_ok=True)
+        _sweep(project.cache, ".fetch-")
+        with tempfile.TemporaryDirectory(prefix=f".fetch-{os.getpid()}-", dir=project.cache) as staging:
+            _pip_download(version, Path(staging)).replace(cached)
+    pin = VllmPin(version, "", cached.name, sha256_of(cached))
+    target = project.build / "bases" / version
+    unpack_base(pin, cached, target)
+    return target
 
 
 def _last_words(text: str) -> str:
@@ -133,23 +170,29 @@ def unpack_base(pin: VllmPin, sdist: Path, target: Path) -> bool:
     Raises:
         OverlayError: the archive is damaged.
     """
-    stamp = {"version": pin.version, "sha256": pin.sha256}
-    if _read_stamp(target) == stamp:
+    if is_pinned_base(pin, target):
         return False
+    if target.exists():
+        print(f"{target} is not the pinned source as it was unpacked: unpacking it again", file=sys.stderr)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unpack-", dir=target.parent) as staging:
+    _sweep(target.parent, ".unpack-")
+    with tempfile.TemporaryDirectory(prefix=f".unpack-{os.getpid()}-", dir=target.parent) as staging:
         try:
             with tarfile.open(sdist) as archive:
                 archive.extractall(staging, filter="data")
-        except (tarfile.TarError, EOFError, OSError) as error:
-            raise OverlayError(
-                f"{sdist.name} cannot be unpacked", seen=error, fix=f"delete {sdist} and retry"
-            ) from None
+        except OSError as error:
+            if error.errno is not None:
+                fix = f"free space and make {target.parent} writable; the archive itself is good"
+                raise OverlayError(f"{sdist.name} cannot be unpacked", seen=error, fix=fix) from None
+            raise _damaged(sdist, error) from None
+        except (tarfile.TarError, EOFError, zlib.error) as error:
+            raise _damaged(sdist, error) from None
         root = Path(staging) / f"vllm-{pin.version}"
         if not (root / "vllm" / "__init__.py").is_file():
             raise OverlayError(
                 f"{sdist.name} holds no vLLM package", wanted=f"vllm-{pin.version}/vllm/__init__.py"
             )
+        stamp = {"version": pin.version, "sha256": pin.sha256, "content": _content_hash(root)}
         (root / STAMP_NAME).write_text(json.dumps(stamp), encoding="utf-8")
         if target.exists():
             shutil.rmtree(target)
@@ -157,17 +200,41 @@ def unpack_base(pin: VllmPin, sdist: Path, target: Path) -> bool:
     return True
 
 
-def _read_stamp(target: Path) -> object:
+def _damaged(sdist: Path, error: Exception) -> OverlayError:
+    return OverlayError(f"{sdist.name} cannot be unpacked", seen=error, fix=f"delete {sdist} and retry")
+
+
+def _sweep(folder: Path, prefix: str) -> None:
+    """Remove what killed runs left: staging folders whose process is gone."""
+    for left in folder.glob(f"{prefix}*-*"):
+        process = left.name.removeprefix(prefix).partition("-")[0]
+        if not process.isdigit() or not Path(f"/proc/{process}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _content_hash(root: Path) -> str:
+    """A hash over path and content of every Python file of the package and of its tests."""
+    digest = hashlib.sha256()
+    for top in ("vllm", "tests"):
+        for path in sorted((root / top).rglob("*.py")):
+            digest.update(f"{path.relative_to(root).as_posix()}\0{sha256_of(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def is_pinned_base(pin: VllmPin, target: Path) -> bool:
+    """Whether the folder holds the pinned source, its Python files as they were unpacked."""
     try:
-        return json.loads((target / STAMP_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+        stamp = json.loads((target / STAMP_NAME).read_text(encoding="utf-8"))
+        kept = {"version": pin.version, "sha256": pin.sha256} == {
+            key: stamp[key] for key in ("version", "sha256")
+        }
+        return kept and bool(stamp["content"] == _content_hash(target))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def fetch_base(project: Project, pin: VllmPin, given: Path | None = None) -> Path:
     """The unpacked pinned source, fetched and unpacked as needed. See fetch_sdist and unpack_base."""
-    if given is None and _read_stamp(project.base) == {"version": pin.version, "sha256": pin.sha256}:
-        return project.base
-    sdist = fetch_sdist(pin, project.cache, given)
-    unpack_base(pin, sdist, project.base)
+    if given is not None or not is_pinned_base(pin, project.base):
+        unpack_base(pin, fetch_sdist(pin, project.cache, given), project.base)
     return project.base

@@ -10,12 +10,23 @@ import re
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rocm_overlay import table
 from rocm_overlay.errors import CheckFailed, OverlayError
-from rocm_overlay.plan import REMOVED, Plan, Sources, make_plan, read_base
-from rocm_overlay.transaction import Step, Transaction, Write, no_step, undo_interrupted
+from rocm_overlay.overlay import check_path
+from rocm_overlay.plan import ADDED, PATCHED, REMOVED, REPLACED, Plan, Sources, make_plan, read_base
+from rocm_overlay.transaction import (
+    JOURNAL_DIR,
+    Step,
+    Transaction,
+    Write,
+    bytecode,
+    exclusive,
+    no_step,
+    readable_faults,
+    undo_interrupted,
+)
 
 MANIFEST_PATH = "vllm/_rocm_overlay.json"
 
@@ -84,13 +95,33 @@ def read_manifest(site: Path) -> dict[str, Any] | None:
         return None
     try:
         manifest = json.loads(content)
-        if not isinstance(manifest, dict) or not isinstance(manifest["files"], list):
-            raise TypeError("no list of files")
-        return manifest
-    except (ValueError, KeyError, TypeError) as error:
+        _check_form(manifest)
+    except (ValueError, KeyError, TypeError, OverlayError) as error:
         raise CheckFailed(
-            f"{MANIFEST_PATH} is damaged", seen=error, fix="reinstall the base package and lay again"
+            f"{MANIFEST_PATH} is damaged",
+            seen=repr(error),
+            wanted="the manifest that lay wrote",
+            fix="reinstall the base package and lay again",
         ) from None
+    return cast(dict[str, Any], manifest)
+
+
+def _check_form(manifest: Any) -> None:
+    """Raise unless the manifest has every field that its readers use, in the form they use it in."""
+    for key in ("version", "overlay_hash", "series_hash"):
+        if not isinstance(manifest[key], str):
+            raise TypeError(f"{key} is no text")
+    if not manifest["files"]:
+        raise ValueError("no files")
+    for entry in manifest["files"]:
+        check_path(entry["path"])
+        if entry["action"] not in (ADDED, REPLACED, REMOVED, PATCHED) or not isinstance(entry["sha256"], str):
+            raise ValueError(f"entry {entry['path']}")
+    for field in ("vllm_version", "reference", "digest"):
+        if not isinstance(manifest["base"][field], str):
+            raise TypeError(f"base.{field} is no text")
+    for drift in manifest["drift_allowed"]:
+        check_path(drift["path"])
 
 
 def _manifest(sources: Sources, base: Base, plan: Plan) -> dict[str, Any]:
@@ -105,31 +136,67 @@ def _manifest(sources: Sources, base: Base, plan: Plan) -> dict[str, Any]:
 
 
 def find_faults(site: Path, manifest: dict[str, Any]) -> list[Fault]:
-    """Every file of the manifest that is changed, missing or back."""
+    """Every file of the manifest that is changed, missing or back, or shadowed by a compiled one."""
     faults = []
     for entry in manifest["files"]:
-        content = read_base(site, entry["path"])
+        path = entry["path"]
+        content = read_base(site, path)
         if entry["action"] == REMOVED:
             if content is not None:
-                faults.append(Fault(entry["path"], "removed by us, back again"))
+                faults.append(Fault(path, "removed by us, back again"))
         elif content is None:
-            faults.append(Fault(entry["path"], "missing"))
+            faults.append(Fault(path, "missing"))
         elif hashlib.sha256(content).hexdigest() != entry["sha256"]:
-            faults.append(Fault(entry["path"], "changed"))
+            faults.append(Fault(path, "changed"))
+        faults += [
+            Fault(one, "compiled, and never compared with its source") for one in _unchecked(site, path)
+        ]
     return faults
 
 
-def verify(site: Path) -> dict[str, Any]:
+def _unchecked(site: Path, path: str) -> list[str]:
+    """Compiled files of a module that Python loads without a look at the source (PEP 552, flags 1)."""
+    found = []
+    for compiled in bytecode(site, path):
+        with (site / compiled).open("rb") as stream:
+            header = stream.read(8)
+        if int.from_bytes(header[4:8], "little") & 0b11 == 0b01:
+            found.append(compiled)
+    return found
+
+
+def verify(site: Path, sources: Sources | None = None) -> dict[str, Any]:
     """Check the laid files against the install manifest and return it.
 
+    Args:
+        site: the folder that holds vllm/.
+        sources: when given, the manifest must also be of this overlay and series, and list each of
+            its files: a manifest that names fewer files would otherwise pass.
+
     Raises:
-        CheckFailed: the overlay is not laid, or a file is not as laid.
+        CheckFailed: the overlay is not laid, a lay was interrupted, a file is not as laid, or the
+            manifest is of another overlay.
     """
+    if (site / JOURNAL_DIR).exists():
+        raise CheckFailed(
+            f"a lay was interrupted in {site}",
+            seen=JOURNAL_DIR,
+            wanted="a package that is laid, or not",
+            fix="rocm-overlay lay --installed undoes it and lays again",
+        )
+    manifest = _verify_files(site)
+    if sources is not None:
+        _check_same(manifest, sources)
+    return manifest
+
+
+def _verify_files(site: Path) -> dict[str, Any]:
     manifest = read_manifest(site)
     if manifest is None:
         raise CheckFailed(
             "the overlay is not laid",
             seen=f"no {MANIFEST_PATH} in {site}",
+            wanted="a package that it was laid onto",
             fix="rocm-overlay lay --installed",
         )
     if faults := find_faults(site, manifest):
@@ -137,6 +204,7 @@ def verify(site: Path) -> dict[str, Any]:
         raise CheckFailed(
             f"{len(faults)} of {len(manifest['files'])} laid files are not as laid\n\n"
             f"{table.render(('file', 'state'), rows)}\n",
+            wanted="each file as the install manifest has it",
             fix="pull the image again, or reinstall the base package and lay again",
         )
     return manifest
@@ -167,29 +235,27 @@ def lay(
         CheckFailed: drift, or another overlay is laid already.
         OverlayError: a patch does not apply, or the folder cannot be written.
     """
-    undo_interrupted(site)
-    if read_manifest(site) is not None:
-        _check_same(verify(site), sources)
-        return None
-    plan = make_plan(sources, site, allow_drift)
-    manifest = _manifest(sources, Base(installed_version(site), reference, digest), plan)
-    writes = [Write(one.path, one.content) for one in plan.changes]
-    writes.append(Write(MANIFEST_PATH, (json.dumps(manifest, indent=1) + "\n").encode("utf-8")))
-    Transaction(site, step).run(writes, check=lambda: _require(site))
+    with readable_faults(site), exclusive(site):
+        undo_interrupted(site)
+        if read_manifest(site) is not None:
+            verify(site, sources)
+            return None
+        plan = make_plan(sources, site, allow_drift)
+        manifest = _manifest(sources, Base(installed_version(site), reference, digest), plan)
+        writes = [Write(one.path, one.content) for one in plan.changes]
+        writes.append(Write(MANIFEST_PATH, (json.dumps(manifest, indent=1) + "\n").encode("utf-8")))
+        Transaction(site, step).run(writes, check=lambda: _check_same(_verify_files(site), sources))
     return plan
-
-
-def _require(site: Path) -> None:
-    verify(site)
 
 
 def _check_same(manifest: dict[str, Any], sources: Sources) -> None:
     stamp = sources.stamp()
     keys = ("overlay_hash", "series_hash")
-    if any(manifest.get(key) != stamp[key] for key in keys):
+    listed = {entry["path"] for entry in manifest["files"]}
+    if any(manifest[key] != stamp[key] for key in keys) or listed != set(sources.touched):
         raise CheckFailed(
             "another overlay is laid already",
-            seen=", ".join(f"{key} {str(manifest.get(key))[:12]}" for key in keys),
-            wanted=", ".join(f"{key} {stamp[key][:12]}" for key in keys),
+            seen=", ".join(f"{key} {manifest[key][:12]}" for key in keys) + f", {len(listed)} files",
+            wanted=", ".join(f"{key} {stamp[key][:12]}" for key in keys) + f", {len(sources.touched)} files",
             fix="reinstall the base package, then lay",
         )

@@ -8,8 +8,10 @@ import hashlib
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from rocm_overlay.errors import OverlayError
+from rocm_overlay.textio import decode, read_text
 
 MANIFEST_NAME = "manifest.toml"
 KINDS = ("new", "replaces")
@@ -69,22 +71,29 @@ def load_overlay(folder: Path) -> Overlay:
     """
     manifest = folder / MANIFEST_NAME
     try:
-        data = tomllib.loads(manifest.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise _bad("missing", fix="restore it from the repository") from None
+        data = tomllib.loads(read_text(manifest, f"overlay/{MANIFEST_NAME}"))
     except tomllib.TOMLDecodeError as error:
         raise _bad("not valid TOML", seen=error) from None
 
-    files = tuple(_file(folder, entry) for entry in data.get("file", []))
+    files = tuple(_file(folder, entry) for entry in _entries(data, "file"))
     removals = tuple(
         Removal(check_path(str(entry.get("path"))), str(entry.get("why", "")))
-        for entry in data.get("remove", [])
+        for entry in _entries(data, "remove")
     )
     _check_complete(folder, files, removals)
     digest = hashlib.sha256(manifest.read_bytes())
     for file in sorted(files, key=lambda one: one.path):
         digest.update(f"{file.path}\0{hashlib.sha256(file.content).hexdigest()}\n".encode())
     return Overlay(files, removals, digest.hexdigest())
+
+
+def _entries(data: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    entries = data.get(name, [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise _bad(name, seen=repr(entries)[:80], wanted=f"[[{name}]] tables")
+    if unknown := set(data) - {"file", "remove"}:
+        raise _bad("unknown table", seen=", ".join(sorted(unknown)), wanted="[[file]] and [[remove]]")
+    return entries
 
 
 def _file(folder: Path, entry: dict[str, object]) -> OverlayFile:
@@ -101,6 +110,8 @@ def _file(folder: Path, entry: dict[str, object]) -> OverlayFile:
         content = (folder / check_path(path)).read_bytes()
     except FileNotFoundError:
         raise _bad(f"entry {path} has no file", fix=f"add overlay/{path} or drop the entry") from None
+    except OSError as error:
+        raise _bad(f"entry {path} cannot be read", seen=error, wanted="a file") from None
     symbols = tuple(str(name) for name in entry["symbols"])  # type: ignore[attr-defined]
     if path.endswith(".py"):
         _check_symbols(path, content, symbols)
@@ -109,7 +120,13 @@ def _file(folder: Path, entry: dict[str, object]) -> OverlayFile:
 
 def _check_symbols(path: str, content: bytes, symbols: tuple[str, ...]) -> None:
     defined: set[str] = set()
-    for node in ast.parse(content, path).body:
+    try:
+        body = ast.parse(decode(content, f"overlay/{path}")).body
+    except SyntaxError as error:
+        raise OverlayError(
+            f"overlay/{path} is not valid Python", seen=error, fix="correct that line"
+        ) from None
+    for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             defined.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
@@ -129,10 +146,10 @@ def _check_complete(folder: Path, files: tuple[OverlayFile, ...], removals: tupl
     paths = [file.path for file in files] + [removal.path for removal in removals]
     if twice := sorted({path for path in paths if paths.count(path) > 1}):
         raise _bad("a path has two entries", seen=", ".join(twice))
-    present = {
-        found.relative_to(folder).as_posix()
-        for found in folder.rglob("*")
-        if found.is_file() and found.name != MANIFEST_NAME and "__pycache__" not in found.parts
-    }
+    found = [path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts]
+    # A link would lay what lies elsewhere, under a hash that does not follow it.
+    if links := [path.relative_to(folder).as_posix() for path in found if path.is_symlink()]:
+        raise _bad("links in the overlay", seen=", ".join(links), wanted="files", fix="replace them by files")
+    present = {path.relative_to(folder).as_posix() for path in found if path.is_file()} - {MANIFEST_NAME}
     if stray := sorted(present - {file.path for file in files}):
         raise _bad("files without an entry", seen=", ".join(stray), fix="add a [[file]] entry for each")

@@ -19,10 +19,13 @@ from rocm_overlay.patching import Outcome, apply_diff
 from rocm_overlay.pin import LockedFile, Pin
 from rocm_overlay.project import Project
 from rocm_overlay.series import Patch, Series, load_series
+from rocm_overlay.textio import decode
 
 ADDED, REPLACED, REMOVED, PATCHED = "added", "replaced", "removed", "patched"
 LOCK_ACTION = {REPLACED: "replace", REMOVED: "remove", PATCHED: "patch"}
-REBASE_COMMAND = "make rebase TO=<that base> (or, if the change is known to be harmless, --allow-drift PATH)"
+REBASE_COMMAND = (
+    "make rebase TO=FOLDER-OR-VERSION shows what it takes; --allow-drift PATH accepts a file as it is"
+)
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,10 @@ def read_base(root: Path, path: str) -> bytes | None:
         return (root / path).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise OverlayError(
+            f"{path} of the base cannot be read", seen=error, wanted="a readable file"
+        ) from None
 
 
 def find_drift(sources: Sources, root: Path) -> list[Drift]:
@@ -199,7 +206,7 @@ def _apply_series(series: Series, root: Path, changes: dict[str, Change]) -> lis
                 raise OverlayError(
                     f"patches/{patch.name}: {diff.path} is missing from the base", fix=REBASE_COMMAND
                 )
-            result = apply_diff(content.decode("utf-8"), diff)
+            result = apply_diff(decode(content, diff.path), diff)
             if result.outcome is not Outcome.CLEAN:
                 raise OverlayError(
                     f"patches/{patch.name} {result.outcome.value}: {diff.path}",
@@ -212,7 +219,7 @@ def _apply_series(series: Series, root: Path, changes: dict[str, Change]) -> lis
             names = (*(before.patches if before else ()), patch.name)
             changes[diff.path] = Change(diff.path, PATCHED, result.text.encode("utf-8"), names)
         probed = changes[patch.probe.path].content
-        if not patch.probe.holds(probed.decode("utf-8") if probed is not None else None):
+        if not patch.probe.holds(None if probed is None else decode(probed, patch.probe.path)):
             raise OverlayError(
                 f"patches/{patch.name} applied but has no effect",
                 seen=f"the probe finds nothing: {patch.probe}",
@@ -227,7 +234,7 @@ def _check_not_due(patch: Patch, root: Path) -> None:
     if due is None:
         return
     content = read_base(root, due.path)
-    if due.holds(content.decode("utf-8") if content is not None else None):
+    if due.holds(None if content is None else decode(content, due.path)):
         raise OverlayError(
             f"patches/{patch.name} is already upstream",
             seen=f"Drop-when holds: base {due}",

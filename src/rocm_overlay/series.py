@@ -14,6 +14,7 @@ from rocm_overlay import table
 from rocm_overlay.errors import OverlayError
 from rocm_overlay.overlay import check_path
 from rocm_overlay.patching import DiffSyntaxError, FileDiff, parse_diff
+from rocm_overlay.textio import read_text
 
 SERIES_NAME = "series"
 FIELDS = ("Subject", "Why", "Kind", "Upstream", "Drop-when", "Test", "Probe")
@@ -113,9 +114,7 @@ def load_series(folder: Path) -> Series:
             order, or whose header or diff is malformed.
     """
     listing = folder / SERIES_NAME
-    if not listing.is_file():
-        raise OverlayError(f"patches/{SERIES_NAME} is missing", fix="restore it from the repository")
-    names = [line.strip() for line in listing.read_text(encoding="utf-8").splitlines()]
+    names = [line.strip() for line in read_text(listing, f"patches/{SERIES_NAME}").splitlines()]
     names = [name for name in names if name and not name.startswith("#")]
     present = {path.name for path in folder.glob("*.patch")}
     for name in names:
@@ -144,8 +143,16 @@ def load_patch(path: Path) -> Patch:
     Raises:
         OverlayError: a missing, empty or unknown header field, or a diff that cannot be read.
     """
-    content = path.read_bytes()
-    lines = content.decode("utf-8").split("\n")
+    text = read_text(path, f"patches/{path.name}")
+    if "\r" in text:
+        raise OverlayError(
+            f"patches/{path.name} has carriage returns",
+            seen="CR LF line ends",
+            wanted="LF, as the base has",
+            fix="convert the file; git config core.autocrlf false keeps it so",
+        )
+    content = text.encode("utf-8")
+    lines = text.split("\n")
     start = next((i for i, line in enumerate(lines) if line.startswith("--- ")), len(lines))
     header = _header(path.name, lines[:start])
     try:

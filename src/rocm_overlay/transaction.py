@@ -5,11 +5,14 @@ Order of events: everything new is written beside the package and a journal says
 move; then each original is moved aside and each new file moved in; then the journal is retired in
 one rename. A failure before that rename moves the originals back, so they are the same inodes with
 the same times and modes. A process that is killed leaves its journal, and the next one undoes it.
+One process at a time: a journal on disk must mean that its writer is gone.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +31,28 @@ Step = Callable[[str], None]
 
 def no_step(_: str) -> None:
     """The default for tests' fault injection: nothing happens between the steps."""
+
+
+@contextmanager
+def exclusive(root: Path) -> Iterator[None]:
+    """Hold the package folder for this process; the lock goes with the process, however it ends.
+
+    Raises:
+        OverlayError: another process holds it.
+    """
+    held = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise OverlayError(
+            f"another process is laying in {root}",
+            seen="its lock is held",
+            wanted="one lay at a time",
+            fix="wait for it to end, then run this again",
+        ) from None
+    finally:
+        os.close(held)
 
 
 @dataclass(frozen=True)
@@ -65,8 +90,8 @@ class Transaction:
         Raises:
             OverlayError: the folder cannot be written, or there is no space for the new files.
         """
-        undo_interrupted(self.root)
-        with _readable_faults(self.root):
+        with readable_faults(self.root):
+            undo_interrupted(self.root)
             self._check_space(writes)
             entries = self._plan(writes)
             try:
@@ -96,7 +121,7 @@ class Transaction:
             _Entry(write.path, str(slot), (self.root / write.path).exists(), write.content is not None)
             for slot, write in enumerate(writes)
         ]
-        stale = [path for write in writes for path in _bytecode(self.root, write.path)]
+        stale = [path for write in writes for path in bytecode(self.root, write.path)]
         return entries + [_Entry(path, f"c{slot}", True, False) for slot, path in enumerate(stale)]
 
     def _stage(self, writes: list[Write], entries: list[_Entry]) -> None:
@@ -139,8 +164,16 @@ class Transaction:
                 target.rename(self.journal / "old" / entry.slot)
             if entry.added:
                 self._step(f"move in {entry.path}")
-                target.parent.mkdir(parents=True, exist_ok=True)
+                _make_folders(target.parent)
                 (self.journal / "new" / entry.slot).rename(target)
+
+
+def _make_folders(folder: Path) -> None:
+    """Make the folder and those above it, each as open as its parent whatever the umask."""
+    if not folder.exists():
+        _make_folders(folder.parent)
+        folder.mkdir()
+        folder.chmod(folder.parent.stat().st_mode & 0o7777)
 
 
 def undo_interrupted(root: Path) -> bool:
@@ -151,13 +184,26 @@ def undo_interrupted(root: Path) -> bool:
         return False
     # Without a complete journal nothing had been moved yet.
     if (journal / JOURNAL_NAME).exists():
-        record = json.loads((journal / JOURNAL_NAME).read_text(encoding="utf-8"))
-        for fields in reversed(record["entries"]):
-            _undo(root, journal, _Entry(**fields))
-        for folder in reversed(record["folders"]):
+        entries, folders = _read_journal(journal / JOURNAL_NAME)
+        for entry in reversed(entries):
+            _undo(root, journal, entry)
+        for folder in reversed(folders):
             shutil.rmtree(root / folder, ignore_errors=True)
     shutil.rmtree(journal)
     return True
+
+
+def _read_journal(path: Path) -> tuple[list[_Entry], list[str]]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return [_Entry(**fields) for fields in record["entries"]], [str(one) for one in record["folders"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise OverlayError(
+            f"the journal {path} is damaged",
+            seen=error,
+            wanted="the record of an interrupted lay",
+            fix=f"reinstall the base package, remove {path.parent}, then lay",
+        ) from error
 
 
 def _undo(root: Path, journal: Path, entry: _Entry) -> None:
@@ -168,7 +214,7 @@ def _undo(root: Path, journal: Path, entry: _Entry) -> None:
         target.unlink(missing_ok=True)
 
 
-def _bytecode(root: Path, path: str) -> Iterator[str]:
+def bytecode(root: Path, path: str) -> Iterator[str]:
     """The compiled files of a module: Python would drop a stale one, but only by time and size."""
     source = root / path
     for compiled in sorted((source.parent / "__pycache__").glob(f"{source.stem}.*.pyc")):
@@ -176,7 +222,7 @@ def _bytecode(root: Path, path: str) -> Iterator[str]:
 
 
 @contextmanager
-def _readable_faults(root: Path) -> Iterator[None]:
+def readable_faults(root: Path) -> Iterator[None]:
     """Turn the file system's refusals into errors that say what to do."""
     try:
         yield
@@ -193,5 +239,6 @@ def _readable_faults(root: Path) -> Iterator[None]:
         raise OverlayError(
             f"laying in {root} failed; the package is as it was",
             seen=error,
+            wanted="a writable file system with space for the new files",
             fix="make the file system writable and free space on it, then retry",
         ) from error

@@ -8,7 +8,8 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-from rocm_overlay.install import lay
+from rocm_overlay.errors import OverlayError
+from rocm_overlay.install import MANIFEST_PATH, lay
 from rocm_overlay.plan import Plan, Sources
 
 
@@ -24,6 +25,7 @@ def build_tree(sources: Sources, base: Path, target: Path, allow_drift: Collecti
     Raises:
         OverlayError: see install.lay; the old target is still there then.
     """
+    _check_ours(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".tree-", dir=target.parent) as staging:
         fresh = Path(staging) / "tree"
@@ -39,3 +41,17 @@ def build_tree(sources: Sources, base: Path, target: Path, allow_drift: Collecti
             shutil.rmtree(target)
         fresh.replace(target)
     return plan
+
+
+def _check_ours(target: Path) -> None:
+    """Raise unless the target may be replaced: not there, empty, or a tree that was laid before."""
+    if not target.exists() and not target.is_symlink():
+        return
+    if target.is_dir() and (not any(target.iterdir()) or (target / MANIFEST_PATH).is_file()):
+        return
+    raise OverlayError(
+        f"{target} is not a laid tree",
+        seen="a file" if not target.is_dir() else "a folder with other things in it",
+        wanted="a new or empty folder, or one that `rocm-overlay tree` made",
+        fix="give another --out, or remove it yourself",
+    )

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base is the pinned artefact or an error; once cached it needs no network."""
 
+import errno
 import io
+import os
 import subprocess
 import tarfile
 from types import SimpleNamespace
@@ -10,7 +12,7 @@ import pytest
 
 from rocm_overlay import fetch
 from rocm_overlay.errors import OverlayError
-from rocm_overlay.fetch import fetch_base, fetch_sdist, sha256_of, unpack_base
+from rocm_overlay.fetch import fetch_base, fetch_sdist, fetch_version, sha256_of, unpack_base
 from rocm_overlay.pin import Pin, VllmPin
 from tests.tiny import BASE, make_project
 
@@ -154,3 +156,47 @@ def test_an_unpacked_base_needs_neither_cache_nor_network(tmp_path, pin, sdist, 
     fetch_base(project, loaded, given=sdist)
     (project.cache / pin.sdist).unlink()
     assert fetch_base(project, loaded) == project.base and not no_network
+
+
+def test_a_base_that_was_edited_or_lost_a_file_is_unpacked_again(tmp_path, pin, sdist, capsys):
+    """The lock is made from build/base: an edit there must never become the pin."""
+    target = tmp_path / "base"
+    unpack_base(pin, sdist, target)
+    for spoil in (lambda file: file.write_text("edited = True\n"), lambda file: file.unlink()):
+        spoil(target / "vllm/amd/rocm.py")
+        assert unpack_base(pin, sdist, target) is True
+        assert (target / "vllm/amd/rocm.py").read_text() == BASE["vllm/amd/rocm.py"]
+        assert "unpacking it again" in capsys.readouterr().err
+    (target / "vllm/__pycache__").mkdir()
+    (target / "vllm/__pycache__/x.cpython-312.pyc").write_bytes(b"compiled by a run")
+    assert unpack_base(pin, sdist, target) is False
+
+
+def test_what_killed_runs_left_is_swept(tmp_path, pin, sdist):
+    gone, alive = tmp_path / "cache/.fetch-999999999-abc", tmp_path / f"cache/.fetch-{os.getpid()}-abc"
+    gone.mkdir(parents=True)
+    alive.mkdir()
+    fetch_sdist(pin, tmp_path / "cache", given=sdist)
+    assert not gone.exists() and alive.exists()
+
+
+def test_a_full_disk_does_not_blame_the_archive(tmp_path, pin, sdist, monkeypatch):
+    def full(*_args, **_kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tarfile.TarFile.extractall", full)
+    with pytest.raises(OverlayError, match="No space left") as error:
+        unpack_base(pin, sdist, tmp_path / "base")
+    assert "archive itself is good" in error.value.render()
+
+
+def test_a_cache_that_cannot_be_made_is_named(tmp_path, pin):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OverlayError, match="ROCM_OVERLAY_CACHE"):
+        fetch_sdist(pin, tmp_path / "file/cache")
+
+
+def test_another_version_is_fetched_beside_the_pinned_base(tmp_path, pin, local_index):
+    project = make_project(tmp_path / "p")
+    assert fetch_version("1.2.3", project) == project.build / "bases/1.2.3"
+    assert (project.build / "bases/1.2.3/vllm/other.py").exists() and not project.base.exists()

@@ -115,7 +115,7 @@ def test_a_killed_lay_is_undone_by_the_next_start(sources, site, tmp_path):
 
 def test_a_failed_final_check_undoes_everything(sources, site, monkeypatch):
     before = snapshot(site)
-    monkeypatch.setattr(install, "verify", lambda _: (_ for _ in ()).throw(CheckFailed("planted")))
+    monkeypatch.setattr(install, "_verify_files", lambda _: (_ for _ in ()).throw(CheckFailed("planted")))
     with pytest.raises(CheckFailed, match="planted"):
         install.lay(sources, site)
     assert snapshot(site) == before
@@ -171,6 +171,129 @@ def test_allowed_drift_is_in_the_manifest(sources, site):
     install.lay(sources, site, allow_drift=["vllm/amd/old.py"])
     (recorded,) = json.loads((site / install.MANIFEST_PATH).read_text())["drift_allowed"]
     assert recorded["path"] == "vllm/amd/old.py" and recorded["state"] == "changed"
+
+
+RIVAL = """
+import sys, time
+from pathlib import Path
+from rocm_overlay import install
+from rocm_overlay.errors import OverlayError
+from rocm_overlay.plan import Sources
+from rocm_overlay.project import Project
+sources = Sources.load(Project(Path(sys.argv[1])))
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    plan = install.lay(sources, Path(sys.argv[2]), step=lambda _: time.sleep(0.002))
+    print("laid" if plan else "already")
+except OverlayError as error:
+    print("busy" if "another process" in error.what else error.render())
+"""
+
+
+def test_of_two_lays_at_once_one_lays_and_the_other_waits_or_finds_it_done(sources, site, tmp_path):
+    """A live journal must never be taken for an abandoned one."""
+    command = [sys.executable, "-c", RIVAL, str(tmp_path / "project"), str(site)]
+    rivals = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    for rival in rivals:
+        assert rival.stdout.readline() == "ready\n"
+    for rival in rivals:
+        rival.stdin.write("\n")
+        rival.stdin.flush()
+    said = sorted(rival.communicate()[0].strip() for rival in rivals)
+    assert said.count("laid") == 1 and set(said) <= {"laid", "busy", "already"}
+    install.verify(site, sources)
+
+
+def test_while_another_process_lays_nothing_is_undone(sources, site):
+    inside = []
+
+    def step(name):
+        if name.startswith("move in") and not inside:
+            inside.append(name)
+            with pytest.raises(OverlayError, match="another process"):
+                install.lay(sources, site)
+
+    install.lay(sources, site, step=step)
+    assert inside
+    install.verify(site, sources)
+
+
+def test_verify_reports_an_interrupted_lay_until_the_next_one(sources, site, tmp_path):
+    """Killed at the last rename: every file is in place, but nobody said that it is done."""
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "project"), str(site)]
+    names = steps_of(sources, make_base(tmp_path / "twin"))
+    # The twin has no compiled files, so this site has one step more.
+    subprocess.run([*command, str(len(names))], check=False)
+    with pytest.raises(CheckFailed, match="interrupted"):
+        install.verify(site)
+    assert install.lay(sources, site) is not None
+    install.verify(site, sources)
+
+
+def test_new_folders_are_as_open_as_their_parent_whatever_the_umask(sources, site):
+    before = os.umask(0o077)
+    try:
+        install.lay(sources, site)
+    finally:
+        os.umask(before)
+    ours = site / "vllm/amd/ours"
+    assert ours.stat().st_mode == (site / "vllm/amd").stat().st_mode
+    assert (ours / "kernel.py").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_damaged_journal_is_named_and_the_package_left_alone(sources, site):
+    write_files(site, {f"{JOURNAL_DIR}/journal.json": "{}"})
+    before = snapshot(site)
+    with pytest.raises(OverlayError, match="journal"):
+        install.lay(sources, site)
+    assert snapshot(site) == before
+
+
+def test_a_manifest_of_fewer_files_is_not_intact(sources, site):
+    install.lay(sources, site)
+    path = site / install.MANIFEST_PATH
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "files": manifest["files"][:1]}))
+    install.verify(site)
+    with pytest.raises(CheckFailed, match="another overlay"):
+        install.verify(site, sources)
+    path.write_text(json.dumps({**manifest, "series_hash": "0" * 64}))
+    with pytest.raises(CheckFailed, match="another overlay"):
+        install.verify(site, sources)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": []},
+        {"files": [{}]},
+        {"files": [{"path": "/etc/passwd", "action": "patched", "sha256": ""}]},
+        {"files": [{"path": "vllm/x.py", "action": "bent", "sha256": ""}]},
+        {"base": {}},
+        {"drift_allowed": 3},
+        {"version": None},
+    ],
+)
+def test_a_manifest_of_another_form_is_damaged(sources, site, change):
+    install.lay(sources, site)
+    path = site / install.MANIFEST_PATH
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(CheckFailed, match="damaged"):
+        install.verify(site)
+
+
+def test_a_compiled_file_that_python_would_not_compare_is_a_fault(sources, site):
+    install.lay(sources, site)
+    timed = b"\x00\x00\x0d\x0a" + (0).to_bytes(4, "little") + b"rest"
+    unchecked = b"\x00\x00\x0d\x0a" + (1).to_bytes(4, "little") + b"rest"
+    (site / COMPILED).write_bytes(timed)
+    install.verify(site)
+    (site / COMPILED).write_bytes(unchecked)
+    with pytest.raises(CheckFailed, match="never compared"):
+        install.verify(site)
 
 
 def test_too_little_space_is_found_before_anything_is_written(sources, site, monkeypatch):

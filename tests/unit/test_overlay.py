@@ -54,3 +54,49 @@ def test_a_wrong_manifest_is_named(tmp_path, old, new, message):
 def test_a_file_without_an_entry_is_an_error(tmp_path):
     with pytest.raises(OverlayError, match=r"stray\.py"):
         overlay_of(tmp_path, extra={"vllm/stray.py": ""})
+
+
+def test_a_link_in_the_overlay_is_an_error_even_when_it_leads_nowhere(tmp_path):
+    for name, target in (
+        ("vllm/link.py", "amd/ours/kernel.py"),
+        ("vllm/folder", "amd"),
+        ("vllm/gone.py", "no"),
+    ):
+        folder = make_project(tmp_path / name).overlay
+        (folder / name).symlink_to(target)
+        with pytest.raises(OverlayError, match="links in the overlay") as error:
+            load_overlay(folder)
+        assert name in error.value.render()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"#\xff\xfe\n", "not UTF-8"), (b"def launch(:\n", "not valid Python"), (b"x = 1\0\n", "zero byte")],
+)
+def test_a_file_that_is_no_python_is_named(tmp_path, content, message):
+    folder = make_project(tmp_path).overlay
+    (folder / "vllm/amd/ours/kernel.py").write_bytes(content)
+    with pytest.raises(OverlayError, match=message) as error:
+        load_overlay(folder)
+    assert "kernel.py" in error.value.render()
+
+
+def test_an_entry_that_is_a_folder_is_named(tmp_path):
+    folder = make_project(tmp_path).overlay
+    (folder / "vllm/amd/ours/kernel.py").unlink()
+    (folder / "vllm/amd/ours/kernel.py").mkdir()
+    with pytest.raises(OverlayError, match=r"kernel\.py cannot be read"):
+        load_overlay(folder)
+
+
+@pytest.mark.parametrize("manifest", ["file = 3\n", "file = [1]\n", "remove = [[1]]\n", "[[files]]\n"])
+def test_a_manifest_of_another_form_is_named(tmp_path, manifest):
+    with pytest.raises(OverlayError, match=r"manifest\.toml"):
+        overlay_of(tmp_path, manifest)
+
+
+def test_a_manifest_that_is_not_utf8_is_named(tmp_path):
+    folder = make_project(tmp_path).overlay
+    (folder / "manifest.toml").write_bytes(b"\xff")
+    with pytest.raises(OverlayError, match="not UTF-8"):
+        load_overlay(folder)

@@ -47,6 +47,20 @@ def test_hunks_apply_in_order_and_a_later_one_never_lands_above_an_earlier():
     assert apply_diff(TEXT, diff).outcome is Outcome.CONFLICT
 
 
+def test_a_hunk_that_grows_the_file_moves_the_hunks_after_it():
+    """The second hunk fits two places; only the one shifted by the first hunk's two lines is right."""
+    text = "".join(f"line {i}\n" for i in range(6)) + "same\n" * 6
+    diff = (
+        "--- a/x\n+++ b/x\n@@ -1,2 +1,4 @@\n line 0\n+new\n+new\n line 1\n"
+        "@@ -9,2 +11,3 @@\n same\n+here\n same\n"
+    )
+    (parsed,) = parse_diff(diff)
+    result = apply_diff(text, parsed)
+    lines = result.text.split("\n")
+    assert (result.outcome, result.offset) == (Outcome.CLEAN, 0)
+    assert lines[11] == "here" and lines.count("here") == 1
+
+
 @pytest.mark.parametrize(
     ("diff", "message"),
     [

@@ -136,3 +136,33 @@ def test_a_kind_that_the_base_contradicts_is_an_error(tmp_path):
     base = make_base(tmp_path / "b", {"vllm/amd/ops/__init__.py": None})
     with pytest.raises(OverlayError, match="cannot be replaced"):
         make_lock(make_sources(tmp_path / "p"), base)
+
+
+def test_two_patches_of_one_file_both_take_effect(tmp_path):
+    """The second is applied to what the first left, not to the base."""
+    project = make_project(tmp_path / "p")
+    second = (
+        HEADER.replace("calls gate in build", "defines second")
+        + "--- a/vllm/amd/rocm.py\n+++ b/vllm/amd/rocm.py\n@@ -8,3 +8,6 @@\n         return None\n"
+        + "     base = os.sep\n     return base\n+\n+\n+def second(): ...\n"
+    )
+    write_files(
+        project.patches,
+        {"0002-amd-second.patch": second, "series": "0001-amd-gate.patch\n0002-amd-second.patch\n"},
+    )
+    plan = make_plan(Sources.load(project), make_base(tmp_path / "b"))
+    (change,) = [one for one in plan.changes if one.action == "patched"]
+    assert change.patches == ("0001-amd-gate.patch", "0002-amd-second.patch")
+    assert b"if gate():" in change.content and b"def second" in change.content
+
+
+def test_a_base_file_that_is_not_text_or_no_file_is_named(tmp_path):
+    sources = make_sources(tmp_path / "p")
+    base = make_base(tmp_path / "b")
+    (base / "vllm/amd/rocm.py").write_bytes(b"\xff\xfe")
+    with pytest.raises(OverlayError, match="not UTF-8"):
+        make_plan(sources, base, ["vllm/amd/rocm.py"])
+    (base / "vllm/amd/rocm.py").unlink()
+    (base / "vllm/amd/rocm.py").mkdir()
+    with pytest.raises(OverlayError, match="cannot be read"):
+        make_plan(sources, base, ["vllm/amd/rocm.py"])

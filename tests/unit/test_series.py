@@ -83,6 +83,8 @@ def test_a_patch_name_without_number_and_area_is_an_error(tmp_path):
         ("def build():\n    gate()\n", True),
         ("def build():\n    ops.gate()\n", True),
         ("class A:\n    def build(self):\n        if x and ops.gate(): pass\n", True),
+        ("def build():\n    xgate()\n", False),
+        ("def build():\n    ops.xgate()\n", False),
         ("def build():\n    return gate\n", False),
         ("def other():\n    gate()\n", False),
         ("def build():\n    # gate()\n    pass\n", False),
@@ -92,3 +94,30 @@ def test_a_patch_name_without_number_and_area_is_an_error(tmp_path):
 )
 def test_a_probe_looks_for_the_call_itself(tmp_path, text, holds):
     assert series_of(tmp_path).patches[0].probe.holds(text) is holds
+
+
+def test_a_patch_named_twice_is_an_error(tmp_path):
+    folder = make_project(tmp_path).patches
+    write_files(folder, {"series": "0001-amd-gate.patch\n0001-amd-gate.patch\n"})
+    with pytest.raises(OverlayError, match="order"):
+        load_series(folder)
+
+
+def test_the_hash_follows_the_patches_names_too(tmp_path):
+    first = series_of(tmp_path / "a").sha256
+    assert series_of(tmp_path / "b", name="0002-amd-gate.patch").sha256 != first
+
+
+@pytest.mark.parametrize("name", ["series", "0001-amd-gate.patch"])
+def test_a_file_that_is_not_utf8_is_named(tmp_path, name):
+    folder = make_project(tmp_path).patches
+    (folder / name).write_bytes(b"\xff\xfe")
+    with pytest.raises(OverlayError, match=f"{name} is not UTF-8"):
+        load_series(folder)
+
+
+def test_a_patch_with_carriage_returns_says_so(tmp_path):
+    folder = make_project(tmp_path).patches
+    (folder / "0001-amd-gate.patch").write_bytes((HEADER + DIFF).replace("\n", "\r\n").encode())
+    with pytest.raises(OverlayError, match="carriage returns"):
+        load_series(folder)
