@@ -18,6 +18,7 @@ COMMAND_MODULES = (
     "rocm_overlay.cli_base",
     "rocm_overlay.cli_image",
     "rocm_overlay.cli_recipe",
+    "rocm_overlay.bench_swa",
 )
 
 

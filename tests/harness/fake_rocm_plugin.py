@@ -12,7 +12,9 @@ Where torch sees no GPU, tensors that a test puts on "cuda" live on the CPU; Tri
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 
 import bare_vllm
 import fake_rocm
@@ -27,6 +29,8 @@ if BARE:
     bare_vllm.install(BARE, ARCH)
 else:
     fake_rocm.install(ARCH)
+    # Before pytest puts the test file's own root, which may hold another vLLM, in front of the path.
+    importlib.import_module("vllm")
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +40,8 @@ def _cuda_tensors_on_cpu():
     else:
         with on_cpu.CudaOnCpu():
             yield
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which vLLM was tested: none of its tests can tell."""
+    terminalreporter.write_line(f"vLLM tested: {BARE or next(iter(sys.modules['vllm'].__path__))}")

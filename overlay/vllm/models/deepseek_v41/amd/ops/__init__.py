@@ -16,7 +16,7 @@ gate                       CDNA     helpers
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 
@@ -64,3 +64,15 @@ def enabled() -> bool:
 def swa_decode_meta_enabled() -> bool:
     """Whether decode batches take their sliding-window metadata from one launch."""
     return _mono_decode_on(SWA_DECODE_META_CDNA_VERSIONS)
+
+
+def build_swa_decode_meta(*arguments: Any) -> Any:
+    """``swa_decode_meta.build`` where its gate is on, and None where it is off.
+
+    The SWA metadata builder calls this for every batch. The kernel's module is imported only where it runs.
+    """
+    if not swa_decode_meta_enabled():
+        return None
+    from vllm.models.deepseek_v41.amd.ops import swa_decode_meta
+
+    return swa_decode_meta.build(*arguments)

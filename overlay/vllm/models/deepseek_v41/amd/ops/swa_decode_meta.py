@@ -42,7 +42,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from vllm.models.deepseek_v41.amd import ops
 from vllm.models.deepseek_v41.amd.mono_decode import MAX_ROWS, MAX_ROWS_GFX942
 from vllm.triton_utils import tl, triton
@@ -55,7 +54,7 @@ CDNA3 = 3
 ROW_LIMITS = {CDNA3: MAX_ROWS_GFX942}
 # One lane a row, whatever the batch: a serving process compiles the kernel once for each SWA group.
 ROW_LANES = triton.next_power_of_2(MAX_ROWS)
-# A buffer for 16k tokens has that many unused lengths: a few more programs beside the rows, not a loop in one.
+# The unused lengths of a 16k-token buffer take a few more programs beside the rows, not a loop in one.
 TAIL = 1024
 # A single wave needs no LDS and no barrier to reduce or scan.
 NUM_WARPS = 1
@@ -122,21 +121,21 @@ def _count_keys(
 
 @triton.jit(do_not_specialize=["indices_stride", "num_lens", "block_table_stride", "num_rows"])
 def swa_decode_meta_kernel(
+    num_rows,
     slot_mapping_ptr,
-    is_valid_ptr,
-    indices_ptr,
-    indices_stride,
-    lens_ptr,
-    num_lens,
-    ragged_ptr,
-    indptr_ptr,
     query_start_loc_ptr,
     seq_lens_ptr,
     token_to_req_ptr,
+    replay_start_ptr,
     block_table_ptr,
     block_table_stride,
-    replay_start_ptr,
-    num_rows,
+    is_valid_ptr,
+    lens_ptr,
+    num_lens,
+    indices_ptr,
+    indices_stride,
+    indptr_ptr,
+    ragged_ptr,
     WINDOW: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -223,9 +222,9 @@ def launch(
     num_lens = lens.shape[0]
     grid = (num_tokens + triton.cdiv(num_lens - num_tokens, TAIL),)
     swa_decode_meta_kernel[grid](
-        slot_mapping, is_valid, indices, indices.stride(0), lens, num_lens, ragged, indptr,
-        query_start_loc, seq_lens, token_to_req, block_table, block_table.stride(0), replay_start,
-        num_tokens,
+        num_tokens, slot_mapping, query_start_loc, seq_lens, token_to_req, replay_start,
+        block_table, block_table.stride(0), is_valid, lens, num_lens, indices, indices.stride(0), indptr,
+        ragged,
         WINDOW=window_size,
         WIDTH=width,
         BLOCK_SIZE=block_size,
