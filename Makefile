@@ -4,8 +4,10 @@
 TOOL := .venv/bin/rocm-overlay
 PYTEST := .venv/bin/python -m pytest
 ARCH ?= gfx950
+# Without ARCH, what is about the pin is about both architectures.
+ARCH_GIVEN = $(if $(filter-out file,$(origin ARCH)),--arch "$(ARCH)")
 
-.PHONY: help setup setup-image image test test-full check lock tree verify-base mirror-base pin-digest recipes bench-swa clean
+.PHONY: help setup setup-image image test test-full test-device check lock tree rebase mirror-base pin-digest recipes bench-swa bench-host clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,9 +19,9 @@ setup: ## the virtual environment, the pinned base and the laid tree
 	@ci/setup.sh test
 	@$(TOOL) tree
 
-image: setup-image ## build vllm-openai-rocm (ARCH=gfx950 or gfx942; BASE, TAG, ENGINE)
-	@$(TOOL) fetch
-	@$(TOOL) image --arch $(ARCH) $(if $(BASE),--base "$(BASE)") $(if $(TAG),--tag "$(TAG)") $(if $(ENGINE),--engine "$(ENGINE)")
+image: setup-image ## build vllm-openai-rocm (ARCH=gfx950 or gfx942; BASE, TAG, ENGINE, ALLOW_DRIFT)
+	@$(TOOL) image --arch $(ARCH) $(if $(BASE),--base "$(BASE)") $(if $(TAG),--tag "$(TAG)") \
+	  $(if $(ENGINE),--engine "$(ENGINE)") $(foreach path,$(ALLOW_DRIFT),--allow-drift "$(path)")
 
 test: setup ## the tests, under 30 minutes on two cores
 	@$(PYTEST) -n 2 --dist loadgroup -m "not full"
@@ -27,7 +29,10 @@ test: setup ## the tests, under 30 minutes on two cores
 test-full: setup ## every test
 	@$(PYTEST) -n 2 --dist loadgroup
 
-check: setup ## lint, types and provenance only
+test-device: setup ## the tests that need a GPU, AMD or NVIDIA
+	@$(PYTEST) tests/device
+
+check: setup ## lint and types only
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 
 lock: setup-image ## re-make the hash list of base.toml
@@ -36,17 +41,23 @@ lock: setup-image ## re-make the hash list of base.toml
 tree: setup-image ## lay overlay and patches onto a copy of the base: build/tree
 	@$(TOOL) tree
 
-mirror-base: setup-image ## copy the pinned images to TO=registry/name or TO=oci-archive:FILE
-	@$(TOOL) mirror-base --to "$(TO)"
+rebase: setup-image ## what another base would mean: TO=folder that holds vllm/, or TO=version
+	@$(TOOL) rebase --to "$(TO)"
 
-pin-digest: setup-image ## look the pinned tags' digests up and write them to base.toml
-	@$(TOOL) pin-digest
+mirror-base: setup-image ## copy the pinned images to TO=registry/name or TO=oci-archive:FILE (ARCH for one)
+	@$(TOOL) mirror-base --to "$(TO)" $(ARCH_GIVEN)
+
+pin-digest: setup-image ## look the pinned tags' digests up and write them to base.toml (ARCH for one)
+	@$(TOOL) pin-digest $(ARCH_GIVEN)
 
 recipes: setup-image ## list the recipes
 	@$(TOOL) recipes list
 
 bench-swa: setup ## SWA metadata: launches and GPU time a step, vLLM's operations against ours
 	@$(TOOL) bench-swa
+
+bench-host: setup ## specialised decode: host cost of a step's checks, ours against the base's
+	@$(TOOL) bench-host
 
 clean: ## remove what builds made; the download cache stays
 	@rm -rf build .venv

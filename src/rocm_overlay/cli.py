@@ -19,6 +19,7 @@ COMMAND_MODULES = (
     "rocm_overlay.cli_image",
     "rocm_overlay.cli_recipe",
     "rocm_overlay.bench_swa",
+    "rocm_overlay.bench_host",
 )
 
 

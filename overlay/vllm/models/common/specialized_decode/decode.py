@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a model's specialised decode: layers, weights, resources, and one decision a step.
+
+A model subclasses ``SpecializedDecode`` with what only it knows: how to read a step from its attention
+metadata, where its weights are, and how to open its kernels. Everything else is here.
+
+Every rank of a TP group must decide alike, because its kernels wait for the other ranks': a decision reads
+the forward context and metadata that all ranks hold alike, and nothing that a rank may see differently.
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import torch
+from vllm.forward_context import get_forward_context, is_forward_context_available
+from vllm.logger import init_logger
+from vllm.models.common.specialized_decode.metrics import StepCounters
+from vllm.models.common.specialized_decode.report import launch_table
+from vllm.models.common.specialized_decode.spec import DecodeSpec, refusal
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+
+logger = init_logger(__name__)
+
+
+class Launch(enum.Enum):
+    """How much of a layer the kernels run."""
+
+    WHOLE = "whole layer"
+    PART = "part of the layer"
+
+
+@dataclass(frozen=True)
+class Decline:
+    """Why a step takes vLLM's path.
+
+    Args:
+        reason: one of a few fixed texts, since it is a label of the metrics.
+        detail: what was seen and wanted.
+        expected: whether such a step belongs on vLLM's path. One that does not is a silent fallback, which
+            strict mode turns into an error.
+    """
+
+    reason: str
+    detail: str = ""
+    expected: bool = True
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that the kernels take.
+
+    Args:
+        rows: tokens of the step, padding included.
+        metadata: the attention metadata, by layer name.
+    """
+
+    rows: int
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What one step runs: a step for each launch that takes it, None for each that does not."""
+
+    rows: int
+    whole: Step | None
+    part: Step | None
+
+
+NO_STEP = Decision(0, None, None)
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What the kernels run of a layer, settled at start-up.
+
+    Args:
+        name: the layer, as vLLM names it.
+        index: its number.
+        launch: what they run of it, None for nothing.
+        why: why they do not run the whole layer; empty where they do.
+    """
+
+    name: str
+    index: int
+    launch: Launch | None
+    why: str = ""
+
+
+class TakesWeights(Protocol):
+    """A layer of which the kernels run something."""
+
+    plan: LayerPlan
+
+    def take_weights(self) -> None:
+        """Take the loaded weights as the kernels read them. What it raises says which of them they cannot
+        read; the layer's name is put before it."""
+
+
+Kernels = TypeVar("Kernels")
+
+
+class SpecializedDecode(ABC, Generic[Kernels]):
+    """What the layers of one model share.
+
+    Args:
+        spec: what the kernels can run.
+        role: which of a deployment's models this is, such as ``target`` or ``draft``.
+        vllm_config: the deployment, which ``spec`` does not refuse.
+    """
+
+    def __init__(self, spec: DecodeSpec, role: str, vllm_config: VllmConfig) -> None:
+        self.spec = spec
+        self.role = role
+        self.max_rows = spec.max_rows[spec.device().cdna_version or 0]
+        self.strict = vllm_config.kernel_config.specialized_decode_strict
+        self.plans: list[LayerPlan] = []
+        # The model owns its layers: freeing it must free them.
+        self._layers: list[weakref.ref[TakesWeights]] = []
+        self.counters = StepCounters(spec.name, role)
+        self._kernels: Kernels | None = None
+        self._widths: set[int] = set()
+        self._launches: tuple[Launch, ...] | None = None
+        # The decision of a step lives in its forward context, so it cannot outlive the step.
+        self._key = f"specialized_decode.{role}.{id(self)}"
+
+    @abstractmethod
+    def open_kernels(self) -> Kernels:
+        """Make what the kernels hold for as long as the process: peer memory, scratch. Collective over the TP
+        group, and never called in a graph capture."""
+
+    @abstractmethod
+    def prepare_width(self, kernels: Kernels, rows: int) -> None:
+        """Make what steps of ``rows`` rows need. Never called in a graph capture."""
+
+    @abstractmethod
+    def read_step(self, metadata: Mapping[str, Any], rows: int) -> tuple[Decline | None, Decline | None]:
+        """Why the step's metadata is outside the kernels: for the whole-layer launch, and for the part."""
+
+    @property
+    def kernels(self) -> Kernels:
+        """The open kernels; only a taken step may ask."""
+        assert self._kernels is not None, f"{self.spec.name}: no step was taken yet"
+        return self._kernels
+
+    def add_layer(self, plan: LayerPlan, layer: TakesWeights | None) -> None:
+        """Count a layer in. Every layer is in before the first step.
+
+        Args:
+            plan: what the kernels run of it.
+            layer: the layer's side of that, None where the plan has no launch.
+        """
+        self.plans.append(plan)
+        if layer is not None:
+            self._layers.append(weakref.ref(layer))
+        if plan.launch is not Launch.WHOLE:
+            launch = plan.launch.value if plan.launch else "vLLM's path"
+            logger.info_once("%s (%s): %s for layers with %s", self.spec.name, self.role, launch, plan.why)
+
+    def whole_step(self, rows: int) -> Step | None:
+        """The step of the whole-layer launch, or None when this step takes vLLM's path."""
+        return self._decision(rows).whole
+
+    def part_step(self, rows: int) -> Step | None:
+        """The step of the launch that runs part of a layer, or None when this step takes vLLM's path."""
+        return self._decision(rows).part
+
+    def decline(self, why: Decline) -> None:
+        """Put one layer of a taken step on vLLM's path, which is None to its caller.
+
+        Raises:
+            RuntimeError: in strict mode, when the layer should have been taken.
+        """
+        self.counters.declined(why.reason)
+        self._reject_if_strict(why)
+
+    def _decision(self, rows: int) -> Decision:
+        if not is_forward_context_available():
+            return NO_STEP
+        context = get_forward_context()
+        decision = context.additional_kwargs.get(self._key)
+        if decision is None or decision.rows != rows:
+            decision = context.additional_kwargs[self._key] = self._decide(context, rows)
+        return decision
+
+    def _decide(self, context: ForwardContext, rows: int) -> Decision:
+        if self._launches is None:
+            self._launches = tuple(
+                launch for launch in Launch if any(plan.launch is launch for plan in self.plans)
+            )
+            logger.info("%s", launch_table(self))
+        declines = self._declines(context, rows)
+        # Launches that decline alike decline one step.
+        for why in dict.fromkeys(declines[launch] for launch in self._launches):
+            if why is not None:
+                self.counters.declined(why.reason)
+                self._reject_if_strict(why)
+        taken = [launch for launch in self._launches if declines[launch] is None]
+        if not taken:
+            return Decision(rows, None, None)
+        self._prepare(rows)
+        self.counters.taken(rows, captured=context.cudagraph_runtime_mode.name == "FULL")
+        step = Step(rows, context.attn_metadata)
+        return Decision(rows, *(step if launch in taken else None for launch in (Launch.WHOLE, Launch.PART)))
+
+    def _declines(self, context: ForwardContext, rows: int) -> dict[Launch, Decline | None]:
+        why = self._outside(context, rows)
+        whole, part = (why, why) if why else self.read_step(context.attn_metadata, rows)
+        return {Launch.WHOLE: whole, Launch.PART: part}
+
+    def _outside(self, context: ForwardContext, rows: int) -> Decline | None:
+        """Why no launch of any model takes such a step."""
+        if not 1 <= rows <= self.max_rows:
+            return Decline("rows", f"{rows} rows, wanted 1 to {self.max_rows}")
+        mode = context.cudagraph_runtime_mode.name
+        if mode not in self.spec.graph_modes:
+            # What a PIECEWISE graph records is replayed for batches that hold prefills too.
+            return Decline("graph mode", f"{mode}, wanted {' or '.join(sorted(self.spec.graph_modes))}")
+        if not isinstance(context.attn_metadata, dict) or not context.attn_metadata:
+            return Decline("no attention metadata", "a profile run, a dummy run or microbatches")
+        return None
+
+    def _prepare(self, rows: int) -> None:
+        if rows in self._widths:
+            return
+        if _capturing():
+            raise RuntimeError(
+                f"{self.spec.name} ({self.role}): a step of {rows} rows was first reached inside a CUDA "
+                "graph capture, where nothing can be allocated. Wanted: an eager step of as many rows before "
+                "it, which vLLM's warm-up makes for every size that it captures."
+            )
+        if self._kernels is None:
+            self._take_weights()
+            self._kernels = self.open_kernels()
+        self.prepare_width(self._kernels, rows)
+        self._widths.add(rows)
+
+    def _take_weights(self) -> None:
+        problems = []
+        for layer in [layer for reference in self._layers if (layer := reference()) is not None]:
+            try:
+                layer.take_weights()
+            except Exception as error:  # every layer's faults go into one error
+                problems.append(f"{layer.plan.name}: {error}")
+        if problems:
+            raise refusal(f"{self.spec.name} ({self.role}) on the loaded weights", tuple(problems))
+
+    def _reject_if_strict(self, why: Decline) -> None:
+        if self.strict and not why.expected:
+            raise RuntimeError(
+                f"{self.spec.name} ({self.role}): a decode step that the kernels should have taken would "
+                f"fall back to vLLM's path: {why.reason}{': ' if why.detail else ''}{why.detail}. "
+                "kernel_config.specialized_decode_strict makes that an error; without it the step only "
+                "runs slower."
+            )
+
+
+def not_decode_only(metadata: Any, rows: int) -> Decline | None:
+    """Why metadata that splits its batch into decodes and prefills is not that of a decode-only step."""
+    if metadata.num_prefills != 0 or metadata.num_decodes == 0:
+        return Decline("not decode only", f"{metadata.num_prefills} prefills, {metadata.num_decodes} decodes")
+    if metadata.num_decode_tokens > rows:
+        seen = f"{metadata.num_decode_tokens} tokens, wanted {rows} at most"
+        return Decline("rows of metadata", seen, expected=False)
+    return None
+
+
+def contiguous(*tensors: torch.Tensor | None) -> bool:
+    """Whether every tensor is there and contiguous, as a kernel that gets only addresses needs it."""
+    for tensor in tensors:  # noqa: SIM110 (a generator costs more than the checks, and every layer asks)
+        if tensor is None or not tensor.is_contiguous():
+            return False
+    return True
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

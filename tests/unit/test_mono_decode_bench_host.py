@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``bench-host``: its figures, its verdict, and the count of lines in upstream's model files."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocm_overlay import bench_host
+from rocm_overlay.errors import OverlayError
+from rocm_overlay.project import Project
+
+PROJECT = Project.find()
+HARNESS = Path(__file__).parents[1] / "harness"
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    bench_host.register(parser.add_subparsers())
+    return parser.parse_args(["bench-host", *words])
+
+
+def test_ours_takes_at_most_half_of_the_host_time_of_vllm_s() -> None:
+    trees = {bench_host.VLLM: PROJECT.base, bench_host.OURS: PROJECT.tree}
+    figures = bench_host.measure(trees, HARNESS, steps=300, turns=1)
+    assert [one.case for one in figures] == list(bench_host.CASES)
+    assert {one.case: one.ratio for one in figures if one.ratio > bench_host.GOAL} == {}
+
+
+def times(ours: float) -> Any:
+    def turn(side: str, *_: Any) -> dict[str, float]:
+        return dict.fromkeys(bench_host.CASES, 100.0 if side == bench_host.VLLM else ours)
+
+    return turn
+
+
+@pytest.mark.parametrize(
+    ("ours", "status", "said"), [(50.0, 0, "goal 0.5: reached"), (51.0, 1, "not reached")]
+)
+def test_the_verdict(
+    ours: float, status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_host, "_turn", times(ours))
+    chosen = arguments()
+    assert chosen.run(chosen) == status
+    shown = capsys.readouterr().out
+    assert f"decode step, whole layers   100.0  {ours}  {ours / 100:.2f}" in shown and said in shown
+    assert "vllm/models/deepseek_v41/amd/model.py" in shown
+
+
+def test_a_side_s_fastest_turn_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = iter([30.0, 9.0, 10.0, 2.0, 20.0, 3.0])
+    monkeypatch.setattr(bench_host, "_turn", lambda *_: dict.fromkeys(bench_host.CASES, next(values)))
+    figures = bench_host.measure({bench_host.VLLM: Path(), bench_host.OURS: Path()}, Path(), 1, turns=3)
+    assert {(one.vllm_us, one.ours_us) for one in figures} == {(10.0, 2.0)}
+
+
+def test_a_missing_tree_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OverlayError, match=r"ours: .*vllm is missing"):
+        bench_host._turn("ours", tmp_path, HARNESS, 1)
+
+
+def test_a_side_that_fails_is_an_error_with_its_own_words(tmp_path: Path) -> None:
+    (tmp_path / "vllm").mkdir()
+    with pytest.raises(OverlayError, match=r"No module named 'vllm\.models'"):
+        bench_host._turn("ours", tmp_path, HARNESS, 1)
+
+
+def test_nothing_to_measure_is_an_error() -> None:
+    chosen = arguments("--steps", "0")
+    with pytest.raises(OverlayError, match="nothing to measure"):
+        chosen.run(chosen)
+
+
+def test_the_series_adds_fewer_lines_to_each_model_file_than_the_base_spends_on_mono() -> None:
+    lines = {Path(one.path).name: one for one in bench_host.model_lines(PROJECT.base, PROJECT.patches)}
+    assert all(lines[name].added < lines[name].base for name in ("model.py", "dspark.py", "rocm.py"))
+    # The base has no mono line where its served class names its state; ours counts replays there.
+    assert (lines["vl_model.py"].base, lines["vl_model.py"].added) == (0, 2)
+    assert sum(one.added for one in lines.values()) < sum(one.base for one in lines.values())
+
+
+def test_lines_that_name_mono_decode_are_counted_with_what_they_guard() -> None:
+    source = "import mono\nx = 1\nif x:\n    y = self.mono(\n        x)\n    z = 2\n"
+    source += "if self.mono:\n    a = 1\n    b = 2\nelse:\n    c = 3\n"
+    assert bench_host.mono_lines(source) == 1 + 2 + 3

@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSeek-V4.1 on mono kernels, at start-up: deployments that cannot run them, and what they run of each
+layer."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.test_specialized_decode_tree import deployment
+
+import vllm.platforms.rocm as rocm_platform  # isort: skip
+from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend  # isort: skip
+from vllm.models.common.specialized_decode.decode import Launch  # isort: skip
+from vllm.models.common.specialized_decode.spec import SpecializedDecodeError  # isort: skip
+from vllm.models.deepseek_v41.amd import mono_decode, ops  # isort: skip
+from vllm.models.deepseek_v41.amd.mono_decode import MonoDecodeLayer, Routing  # isort: skip
+from vllm.models.deepseek_v41.amd.ops import topk  # isort: skip
+from vllm.models.deepseek_v41.amd.rocm import DeepseekV41RocmMxfp4Indexer  # isort: skip
+from vllm.models.deepseek_v41.attention import DeepseekV4Indexer  # isort: skip
+
+KERNELS = "vllm.models.deepseek_v41.amd.mono"
+TARGET_ROUTING, DRAFT_ROUTING = Routing(384, 6), Routing(128, 3)
+DRAFTS = 5
+ATTENTION_LINEARS = ("fused_wqa_wkv", "wq_b", "wo_a", "wo_b")
+
+
+class Node(SimpleNamespace):
+    """A module's attributes; unlike its base it can be referred to weakly, as a module can."""
+
+
+def linear() -> Node:
+    method = SimpleNamespace(process_weights_after_loading=lambda module: None)
+    return Node(weight=torch.zeros(4), weight_scale=torch.zeros(2, dtype=torch.uint8), quant_method=method)
+
+
+def decoder_layer(index: int = 21, routing: Routing = TARGET_ROUTING, **changes: Any) -> Node:
+    """A DeepseekV4DecoderLayer's attributes that the mono decode reads. ``changes`` are those of its
+    attention, of ``moe_*`` its MoE, of ``layer_*`` its own."""
+    of = {"attn": {}, "moe": {}, "layer": {}}
+    for name, value in changes.items():
+        owner, _, rest = name.partition("_")
+        of[owner if owner in of else "attn"][rest if owner in of else name] = value
+    attn = {
+        "layer_id": index, "compressor": None, "indexer": None, "compress_ratio": 1, "kv_mxfp8": False,
+        "kv_cache_dtype": "fp8_ds_mla", "compressed_cache_prefix": f"layers.{index}.compressed",
+        "swa_cache_layer": Node(prefix=f"layers.{index}.window", kv_cache=None),
+    }  # fmt: skip
+    attn |= {name: linear() for name in ATTENTION_LINEARS} | of["attn"]
+    experts = linear()
+    experts.quant_method.mxfp4_backend = Mxfp4MoeBackend.AITER_MXFP4_BF16
+    moe = {
+        "experts": Node(routed_experts=experts), "gate": Node(tid2eid=None), "renormalize": True,
+        "shared_experts": Node(gate_up_proj=linear(), down_proj=linear()), "routed_scaling_factor": 1.5,
+        "n_routed_experts": routing.experts, "n_activated_experts": routing.picks, "swiglu_limit": 10.0,
+        "scoring_func": "sqrtsoftplus",
+    }  # fmt: skip
+    own = {"engram": None, "hc_mult": 4, "use_sequence_parallel": False, "fuse_seam_norm": True} | of["layer"]
+    return Node(attn=Node(**attn), ffn=Node(**(moe | of["moe"])), **own)
+
+
+def draft_layer(index: int = 40, **changes: Any) -> Node:
+    return decoder_layer(index, **{"routing": DRAFT_ROUTING, "compress_ratio": 0} | changes)
+
+
+def with_backend(backend: Mxfp4MoeBackend) -> Node:
+    layer = decoder_layer()
+    layer.ffn.experts.routed_experts.quant_method.mxfp4_backend = backend
+    return layer
+
+
+def an(indexer: type) -> Any:
+    return object.__new__(indexer)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Choose the GPU: ``gpu(cdna=4)``. The kernels' modules, which need FlyDSL, are stand-ins."""
+
+    def choose(cdna: int = 4, compute_units: int = 256, builds_for: str | None = None) -> None:
+        architecture = {3: "gfx942", 4: "gfx950"}.get(cdna, "gfx0")
+        properties = SimpleNamespace(
+            gcnArchName=f"{architecture}:sramecc+", multi_processor_count=compute_units
+        )
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *device: properties)
+        monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+        monkeypatch.setattr(rocm_platform, "get_cdna_version", lambda: cdna)
+        stand_in("runner", BLOCKS=256)
+        stand_in("common.arch", target_arch=lambda: builds_for or architecture)
+
+    def stand_in(name: str, **contents: Any) -> None:
+        module = ModuleType(f"{KERNELS}.{name}")
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        package, _, leaf = module.__name__.rpartition(".")
+        if package in sys.modules:
+            monkeypatch.setattr(sys.modules[package], leaf, module, raising=False)
+
+    monkeypatch.delenv("VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4", raising=False)
+    monkeypatch.setattr(mono_decode, "_decodes", {})
+    monkeypatch.setattr(ops, "_monokernel", ops._monokernel)
+    monkeypatch.setattr(topk, "build", lambda: True)
+    choose.stand_in = stand_in  # type: ignore[attr-defined]
+    choose()
+    return choose
+
+
+def with_drafts(config: Any) -> Any:
+    config.speculative_config = SimpleNamespace(num_speculative_tokens=DRAFTS)
+    return config
+
+
+def test_nothing_without_the_option(gpu: Any) -> None:
+    config = deployment()
+    config.kernel_config.monokernel, config.kernel_config.specialized_decode = False, None
+    gpu(cdna=2)
+    assert MonoDecodeLayer.create(decoder_layer(), config) is None
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_option_is_recorded_for_the_decode_helpers(gpu: Any, on: bool) -> None:
+    gpu(cdna=3)
+    config = deployment()
+    config.kernel_config.monokernel = on
+    MonoDecodeLayer.create(decoder_layer(), config)
+    assert ops._monokernel is on
+
+
+REFUSALS = {
+    "cdna2": ({"gpu": {"cdna": 2}}, "GPU: CDNA2, wanted CDNA3 or CDNA4"),
+    "cdna5": ({"gpu": {"cdna": 5}}, "GPU: CDNA5, wanted CDNA3 or CDNA4"),
+    "other-gpu": ({"gpu": {"cdna": 0}}, "GPU: another GPU, wanted CDNA3 or CDNA4"),
+    "partition": ({"gpu": {"compute_units": 128}}, "GPU: 128 compute units, wanted at least 256"),
+    "build-gfx942": ({"gpu": {"builds_for": "gfx942"}}, "FlyDSL builds for gfx942, wanted the GPU's gfx950"),
+    "build-gfx950": (
+        {"gpu": {"cdna": 3, "builds_for": "gfx950"}},
+        "FlyDSL builds for gfx950, wanted the GPU's gfx942",
+    ),
+    "tp": ({"tp": 8}, "tensor parallel size: 8, wanted 2 or 4"),
+    "expert-parallel": ({"parallel": {"enable_expert_parallel": True}}, "expert parallelism is on"),
+    "data-parallel": ({"parallel": {"data_parallel_size": 2}}, "data parallelism is on"),
+    "eplb": ({"parallel": {"enable_eplb": True}}, "expert load balancing is on"),
+    "dcp": ({"parallel": {"decode_context_parallel_size": 2}}, "decode context parallelism is on"),
+    "pcp": ({"parallel": {"prefill_context_parallel_size": 2}}, "prefill context parallelism is on"),
+    "lora": ({"config": {"lora_config": object()}}, "lora_config is set"),
+    "kv-transfer": ({"config": {"kv_transfer_config": object()}}, "kv_transfer_config is set"),
+    "a4w4": ({"a4w4": True}, "VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4 is set"),
+    "backend": (
+        {"layer": lambda: with_backend(Mxfp4MoeBackend.TRITON)},
+        "MoE backend: Mxfp4MoeBackend.TRITON",
+    ),
+    "dtype": ({"model": {"dtype": torch.float16}}, "activation dtype: torch.float16, wanted torch.bfloat16"),
+    "model": (
+        {"model": {"architectures": ["Other"]}},
+        "model architecture: Other, wanted DSparkV41DraftModel or",
+    ),
+}
+
+
+def refused(gpu: Any, monkeypatch: pytest.MonkeyPatch, *cases: dict[str, Any]) -> str:
+    """The error of a deployment that has every one of the faults."""
+    faults: dict[str, Any] = {}
+    for case in cases:
+        for owner, fault in case.items():
+            faults[owner] = faults[owner] | fault if isinstance(fault, dict) and owner in faults else fault
+    config = deployment(faults.get("tp", 4))
+    for owner in ("parallel", "model", "config"):
+        target = {"parallel": config.parallel_config, "model": config.model_config, "config": config}[owner]
+        for name, value in faults.get(owner, {}).items():
+            setattr(target, name, value)
+    gpu(**faults.get("gpu", {}))
+    if faults.get("a4w4"):
+        monkeypatch.setenv("VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4", "1")
+    with pytest.raises(SpecializedDecodeError) as error:
+        MonoDecodeLayer.create(faults.get("layer", decoder_layer)(), config)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_each_reason_alone_refuses(gpu: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    case, reason = REFUSALS[name]
+    message = refused(gpu, monkeypatch, case)
+    assert message.startswith("--specialized-decode monokernel: DeepSeek-V4.1 mono decode cannot run here")
+    assert "for 1 reason(s)" in message and f"\n  - {reason}" in message
+
+
+def test_all_reasons_refuse_at_once(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["partition", "tp", "lora", "a4w4", "backend", "dtype", "model", "expert-parallel"]
+    message = refused(gpu, monkeypatch, *(REFUSALS[name][0] for name in names))
+    assert all(f"\n  - {REFUSALS[name][1]}" in message for name in names)
+    assert f"for {len(names)} reason(s)" in message
+
+
+def test_missing_kernel_packages_refuse(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, f"{KERNELS}.runner", None)
+    monkeypatch.delattr(sys.modules[KERNELS], "runner", raising=False)
+    with pytest.raises(
+        SpecializedDecodeError, match=r"for 1 reason\(s\):\n  - the kernels need FlyDSL and AITER"
+    ):
+        MonoDecodeLayer.create(decoder_layer(), deployment())
+
+
+def test_a_gpu_that_cannot_be_read_refuses(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable() -> int:
+        raise OSError("no driver")
+
+    monkeypatch.setattr(rocm_platform, "get_cdna_version", unreadable)
+    with pytest.raises(SpecializedDecodeError, match=r"cannot check the GPU: OSError\('no driver'\)"):
+        MonoDecodeLayer.create(decoder_layer(), deployment())
+
+
+def test_a_later_layer_of_another_moe_backend_refuses(gpu: Any) -> None:
+    config = deployment()
+    assert MonoDecodeLayer.create(decoder_layer(20), config) is not None
+    with pytest.raises(
+        SpecializedDecodeError, match=r"layers\.21\.window: MoE backend: Mxfp4MoeBackend\.TRITON"
+    ):
+        MonoDecodeLayer.create(with_backend(Mxfp4MoeBackend.TRITON), config)
+
+
+def test_cdna3_takes_any_moe_backend(gpu: Any) -> None:
+    """Its copies of the experts are made before the backend converts them."""
+    gpu(cdna=3)
+    assert launch_of(with_backend(Mxfp4MoeBackend.TRITON), deployment()) is Launch.WHOLE
+
+
+def launch_of(layer: Node, config: Any) -> Launch | None:
+    mono = MonoDecodeLayer.create(layer, config)
+    return None if mono is None else mono.plan.launch
+
+
+INDEXERS = {4: DeepseekV41RocmMxfp4Indexer, 3: DeepseekV4Indexer}
+WHOLE, PART = Launch.WHOLE, Launch.PART
+OWN_INDEXER = object()
+# What is unlike a standard layer, what the kernels run of it, and why no more. OWN_INDEXER is the one that
+# the GPU's kernels run with.
+LAYERS: dict[str, tuple[dict[str, Any], Launch | None, str]] = {
+    "standard": ({}, WHOLE, ""),
+    "window": ({"compress_ratio": 0}, WHOLE, ""),
+    "ratio-2": ({"compress_ratio": 2}, WHOLE, ""),
+    "first": ({"index": 0, "compress_ratio": 0}, WHOLE, ""),
+    "engram": ({"layer_engram": object()}, WHOLE, ""),
+    "window-engram": ({"compress_ratio": 0, "layer_engram": object()}, WHOLE, ""),
+    "key-source": ({"compressor": object(), "indexer": OWN_INDEXER}, WHOLE, ""),
+    "index-source": ({"indexer": OWN_INDEXER}, WHOLE, ""),
+    "compressor-only": ({"compressor": object()}, PART, "a compressor without an indexer"),
+    "other-indexer": ({"indexer": object()}, PART, "a object"),
+    "ratio-4": ({"compress_ratio": 4}, PART, "compress ratio 4"),
+    "kv-dtype": ({"kv_cache_dtype": "auto"}, PART, "auto KV cache"),
+    "mxfp8-kv": ({"kv_mxfp8": True}, PART, "an MXFP8 KV cache"),
+    "sequence-parallel": ({"layer_use_sequence_parallel": True}, None, "sequence parallelism"),
+    "no-shared-expert": ({"moe_shared_experts": None}, None, "no shared expert"),
+    "hash-routing": ({"moe_gate": Node(tid2eid=object())}, None, "routing by token id"),
+    "experts": ({"moe_n_routed_experts": 256}, None, "routing (256, 6, 'sqrtsoftplus', 1.5)"),
+    "picks": ({"moe_n_activated_experts": 8}, None, "routing (384, 8, 'sqrtsoftplus', 1.5)"),
+    "scoring": ({"moe_scoring_func": "sigmoid"}, None, "routing (384, 6, 'sigmoid', 1.5)"),
+    "scaling": ({"moe_routed_scaling_factor": 2.5}, None, "routing (384, 6, 'sqrtsoftplus', 2.5)"),
+    "not-renormalised": ({"moe_renormalize": False}, None, "not renormalised"),
+    "swiglu": ({"moe_swiglu_limit": 7.0}, None, "SwiGLU limit 7.0, wanted 10"),
+    "draft-of-target-routing": ({"index": 40}, None, "routing (384, 6"),
+}
+
+
+@pytest.mark.parametrize("cdna", [3, 4])
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_the_kernels_run_of_a_layer(gpu: Any, name: str, cdna: int) -> None:
+    gpu(cdna=cdna)
+    changes, launch, why = LAYERS[name]
+    if changes.get("indexer") is OWN_INDEXER:
+        changes = changes | {"indexer": an(INDEXERS[cdna])}
+    assert launch_of(decoder_layer(**changes), with_drafts(deployment())) is launch
+    (decode,) = mono_decode._decodes.values()
+    (plan,) = decode.plans
+    assert plan.launch is launch and why in plan.why and bool(plan.why) is bool(why)
+
+
+def test_an_indexer_of_the_other_generation_keeps_vllm_s_attention(gpu: Any) -> None:
+    assert launch_of(decoder_layer(indexer=an(DeepseekV4Indexer)), deployment()) is Launch.PART
+
+
+def test_only_cdna4_needs_aiter_s_fused_seam(gpu: Any) -> None:
+    for cdna, launch in ((4, None), (3, Launch.WHOLE)):
+        gpu(cdna=cdna)
+        assert launch_of(decoder_layer(layer_fuse_seam_norm=False), deployment()) is launch
+
+
+def test_cdna3_at_tp_2_keeps_vllm_s_path_without_an_error(gpu: Any) -> None:
+    gpu(cdna=3)
+    assert launch_of(decoder_layer(), deployment(tensor_parallel_size=2)) is None
+    assert launch_of(decoder_layer(), deployment(tensor_parallel_size=4)) is Launch.WHOLE
+
+
+def test_draft_layers_run_whole_on_cdna4_with_kernels_of_their_own(gpu: Any) -> None:
+    config = with_drafts(deployment())
+    target, draft = decoder_layer(), draft_layer()
+    mono = MonoDecodeLayer.create(target, config)
+    drafting = MonoDecodeLayer.create(draft, config)
+    assert mono is not None and drafting is not None
+    assert drafting.plan.launch is Launch.WHOLE and drafting.routing == DRAFT_ROUTING
+    assert mono.decode.build == mono_decode.KernelBuild(4, TARGET_ROUTING, 128)
+    assert drafting.decode.build == mono_decode.KernelBuild(4, DRAFT_ROUTING, 192)
+
+
+def test_draft_layers_run_the_ffn_launch_on_cdna3_with_the_target_s_kernels(gpu: Any) -> None:
+    gpu(cdna=3)
+    config = with_drafts(deployment())
+    mono = MonoDecodeLayer.create(decoder_layer(), config)
+    drafting = MonoDecodeLayer.create(draft_layer(), config)
+    assert mono is not None and drafting is not None
+    assert drafting.ffn_only and drafting.routing == DRAFT_ROUTING
+    assert drafting.decode is not mono.decode and drafting.decode.build == mono.decode.build
+
+
+def test_a_draft_layer_with_compressed_keys_keeps_vllm_s_path(gpu: Any) -> None:
+    assert launch_of(draft_layer(compress_ratio=1), with_drafts(deployment())) is None
+
+
+@pytest.mark.parametrize(("cdna", "unfolded"), [(3, True), (4, False)])
+def test_only_a_whole_layer_of_cdna3_enters_unfolded(gpu: Any, cdna: int, unfolded: bool) -> None:
+    gpu(cdna=cdna)
+    mono = MonoDecodeLayer.create(decoder_layer(0), deployment())
+    part = MonoDecodeLayer.create(decoder_layer(1, kv_cache_dtype="auto"), deployment())
+    assert mono is not None and mono.unfolded_entry is unfolded
+    assert part is not None and not part.unfolded_entry
+
+
+@pytest.mark.parametrize("limit", [(3, 42), (4, 48)])
+def test_row_limits_by_generation(gpu: Any, limit: tuple[int, int]) -> None:
+    cdna, max_rows = limit
+    gpu(cdna=cdna)
+    mono = MonoDecodeLayer.create(decoder_layer(), deployment())
+    assert mono is not None and mono.decode.max_rows == max_rows
+
+
+def test_a_new_deployment_is_decided_anew(gpu: Any) -> None:
+    first = MonoDecodeLayer.create(decoder_layer(), deployment())
+    second = MonoDecodeLayer.create(decoder_layer(), deployment())
+    assert first is not None and second is not None and first.decode is not second.decode
+
+
+def test_the_top_k_extension_is_built_at_start_up_on_cdna3_only(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+    monkeypatch.setattr(topk, "build", lambda: built.append(True))
+    MonoDecodeLayer.create(decoder_layer(), deployment())
+    assert not built
+    gpu(cdna=3)
+    MonoDecodeLayer.create(decoder_layer(), deployment())
+    assert built == [True]
+
+
+def linears_of(layer: Node) -> dict[str, Node]:
+    shared = layer.ffn.shared_experts
+    found = {"gate_up_proj": shared.gate_up_proj, "down_proj": shared.down_proj}
+    return found | {name: getattr(layer.attn, name) for name in ATTENTION_LINEARS}
+
+
+@pytest.mark.parametrize(
+    ("make", "copied"),
+    [
+        (decoder_layer, {"gate_up_proj", "down_proj", *ATTENTION_LINEARS}),
+        (draft_layer, {"gate_up_proj", "down_proj"}),
+    ],
+    ids=["whole", "ffn"],
+)
+def test_cdna3_copies_what_its_kernels_read_when_vllm_processes_it(
+    gpu: Any, make: Any, copied: set[str]
+) -> None:
+    gpu(cdna=3)
+    gpu.stand_in("weights942", linear_copy=lambda weight, scale: ("copy", weight, scale))
+    layer = make()
+    mono = MonoDecodeLayer.create(layer, with_drafts(deployment()))
+    assert mono is not None
+    for module in linears_of(layer).values():
+        module.quant_method.process_weights_after_loading(module)
+    made = {path.rpartition(".")[2]: copy.tensors for path, copy in mono.copies.items() if copy.tensors}
+    assert set(made) == copied
+    for name, module in linears_of(layer).items():
+        if name in copied:
+            assert made[name] == ("copy", module.weight, module.weight_scale)
+
+
+def test_cdna3_copies_the_experts_before_vllm_converts_them(gpu: Any) -> None:
+    """vLLM's backend frees the scales when it converts the experts to its own format."""
+    gpu(cdna=3)
+    gpu.stand_in("weights942", moe_copies=lambda *tensors: tensors[:4])
+    layer = decoder_layer()
+    experts = layer.ffn.experts.routed_experts
+    names = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
+    loaded = {name: torch.zeros(2, dtype=torch.uint8) for name in names}
+    vars(experts).update(loaded)
+
+    def convert(module: Any) -> None:
+        del module.w13_weight_scale, module.w2_weight_scale
+
+    experts.quant_method.process_weights_after_loading = convert
+    mono = MonoDecodeLayer.create(layer, deployment())
+    assert mono is not None
+    experts.quant_method.process_weights_after_loading(experts)
+    copied = mono.copies["ffn.experts.routed_experts"].tensors
+    assert copied is not None and all(one is loaded[name] for one, name in zip(copied, names, strict=True))
+
+
+def test_cdna3_reload_writes_the_copies_in_place(gpu: Any) -> None:
+    gpu(cdna=3)
+    gpu.stand_in(
+        "weights942",
+        linear_copy=lambda weight, scale: (weight.clone(), scale.clone()),
+        moe_copies=lambda w13, w13_s, w2, w2_s, width: tuple(t.clone() for t in (w13, w13_s, w2, w2_s)),
+    )
+    layer = decoder_layer()
+    mono = MonoDecodeLayer.create(layer, deployment())
+    assert mono is not None
+    experts, wo_a = layer.ffn.experts.routed_experts, layer.attn.wo_a
+
+    def load(value: int) -> list[tuple[torch.Tensor, ...]]:
+        for name in ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale"):
+            setattr(experts, name, torch.full((2, 4), value, dtype=torch.uint8))
+        wo_a.weight = torch.full((4, 8), value, dtype=torch.uint8)
+        wo_a.weight_scale = torch.full((4, 1), value, dtype=torch.uint8)
+        for module in (experts, wo_a):
+            module.quant_method.process_weights_after_loading(module)
+        return [mono.copies[path].tensors for path in ("ffn.experts.routed_experts", "attn.wo_a")]
+
+    first = load(1)
+    second = load(2)
+    assert all(one is other for one, other in zip(first, second, strict=True))
+    assert all(bool((tensor == 2).all()) for copies in first for tensor in copies)
+
+
+def test_cdna4_copies_nothing(gpu: Any) -> None:
+    mono = MonoDecodeLayer.create(decoder_layer(), deployment())
+    assert mono is not None and not mono.copies

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One decision a step: when it is made, what it depends on, what it needs, and what is counted. On the toy
+model."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.test_specialized_decode_tree import EAGER, FULL, PIECEWISE, context, deployment, in_step
+
+import vllm.forward_context as forward_context  # isort: skip
+from tests import toy_model  # isort: skip
+from vllm.models.common.specialized_decode import decode as decode_module  # isort: skip
+from vllm.models.common.specialized_decode.spec import SpecializedDecodeError  # isort: skip
+
+DECODE = {"toy": toy_model.ToyMetadata(num_prefills=0)}
+
+
+def toy(strict: bool = False, **model: Any) -> toy_model.ToyModel:
+    config = deployment(tensor_parallel_size=1)
+    config.model_config = SimpleNamespace(
+        architectures=["ToyForCausalLM"],
+        dtype=torch.float32,
+        enable_sleep_mode=False,
+        enable_prompt_embeds=False,
+        hf_config=SimpleNamespace(**{"bias": 0.5, **model}),
+    )
+    config.kernel_config.specialized_decode_strict = strict
+    return toy_model.ToyModel(config)
+
+
+def rows(count: int) -> torch.Tensor:
+    return torch.arange(count * toy_model.WIDTH, dtype=torch.float32).view(count, toy_model.WIDTH)
+
+
+def on_vllm(x: torch.Tensor) -> torch.Tensor:
+    for layer in range(3):
+        x = x * (2.0 + layer) + 0.5
+    return x
+
+
+def launches(model: toy_model.ToyModel) -> list[tuple[str, int]]:
+    kernels = model.decode._kernels
+    return [] if kernels is None else kernels.launches
+
+
+@pytest.mark.parametrize("mode", [EAGER, FULL])
+def test_a_second_model_decodes_on_its_kernels_with_equal_results(mode: Any) -> None:
+    model = toy()
+    with in_step(DECODE, mode):
+        out = model(rows(3))
+    assert torch.equal(out, on_vllm(rows(3)))
+    assert launches(model) == [("whole", 3), ("part", 3)]
+    assert model.decode.kernels.widths == [3]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "mode", "count", "reason"),
+    [
+        (DECODE, PIECEWISE, 3, "graph mode"),
+        (DECODE, EAGER, toy_model.MAX_ROWS + 1, "rows"),
+        (DECODE, EAGER, 0, "rows"),
+        (None, EAGER, 3, "no attention metadata"),
+        ({}, EAGER, 3, "no attention metadata"),
+        ([DECODE, DECODE], EAGER, 3, "no attention metadata"),
+        ({"toy": toy_model.ToyMetadata(num_prefills=1)}, EAGER, 3, "not decode only"),
+        ({"other": DECODE["toy"]}, EAGER, 3, "metadata missing"),
+    ],
+    ids=["piecewise", "rows", "no-rows", "profile", "dummy", "microbatches", "prefill", "missing"],
+)
+def test_other_steps_take_vllm_s_path(metadata: Any, mode: Any, count: int, reason: str) -> None:
+    model = toy()
+    with in_step(metadata, mode):
+        out = model(rows(count))
+    assert torch.equal(out, on_vllm(rows(count)))
+    assert launches(model) == []
+    assert model.decode.counters.values() == {
+        ("taken_steps", ""): 0, ("taken_rows", ""): 0, ("declined_steps", reason): 1,
+    }  # fmt: skip
+
+
+def test_a_call_outside_a_step_takes_vllm_s_path_and_is_no_step() -> None:
+    model = toy()
+    assert torch.equal(model(rows(3)), on_vllm(rows(3)))
+    assert launches(model) == [] and not model.decode.counters.declines
+
+
+def test_a_launch_can_take_a_step_that_the_other_declines() -> None:
+    model = toy()
+    with in_step({"toy": toy_model.ToyMetadata(num_prefills=0, whole_layers=False)}):
+        out = model(rows(3))
+    assert torch.equal(out, on_vllm(rows(3)))
+    assert launches(model) == [("part", 3)]
+    assert model.decode.counters.declines == {"part only": 1} and model.decode.counters.taken_steps == 1
+
+
+def test_a_step_is_decided_once_and_the_next_one_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = toy()
+    seen = []
+    read = toy_model.ToyDecode.read_step
+    monkeypatch.setattr(
+        toy_model.ToyDecode,
+        "read_step",
+        lambda self, metadata, count: (seen.append(metadata), read(self, metadata, count))[1],
+    )
+    with in_step(DECODE):
+        model(rows(3))
+        model(rows(3))
+    assert seen == [DECODE]
+    prefill = {"toy": toy_model.ToyMetadata(num_prefills=1)}
+    with in_step(prefill):
+        model(rows(3))
+    assert seen == [DECODE, prefill]
+    assert launches(model) == [("whole", 3), ("part", 3)] * 2
+
+
+def test_a_context_inside_a_step_has_a_decision_of_its_own() -> None:
+    """As SWA bounded replay runs its layers: with fewer rows, and metadata of their own."""
+    model = toy()
+    with in_step(DECODE):
+        model.layers[0](rows(3))
+        with in_step({"toy": toy_model.ToyMetadata(num_prefills=1)}):
+            model.layers[0](rows(2))
+        model.layers[0](rows(3))
+        model.layers[0](rows(2))
+    assert launches(model) == [("whole", 3), ("whole", 3), ("whole", 2)]
+    assert model.decode.kernels.widths == [3, 2]
+
+
+def test_other_rows_in_the_same_context_are_decided_anew() -> None:
+    model = toy()
+    with in_step(DECODE):
+        for count in (3, toy_model.MAX_ROWS + 1, 4):
+            model.layers[0](rows(count))
+    assert launches(model) == [("whole", 3), ("whole", 4)] and model.decode.kernels.widths == [3, 4]
+
+
+def test_a_decision_dies_with_its_step() -> None:
+    model = toy()
+    step = context(DECODE)
+    with forward_context.override_forward_context(step):
+        model(rows(3))
+    dead = weakref.ref(step)
+    del step
+    gc.collect()
+    assert dead() is None, "the decode keeps the forward context, and with it the step's tensors"
+
+
+def test_two_decodes_do_not_read_each_other_s_decision() -> None:
+    one, other = toy(), toy()
+    with in_step(DECODE):
+        one(rows(3))
+        other(rows(3))
+    assert launches(one) == launches(other) == [("whole", 3), ("part", 3)]
+
+
+def test_a_width_first_reached_in_a_capture_is_an_error_that_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = toy()
+    with in_step(DECODE):
+        model(rows(3))
+    monkeypatch.setattr(decode_module, "_capturing", lambda: True)
+    with in_step(DECODE, FULL):
+        model(rows(3))
+    with in_step(DECODE, FULL), pytest.raises(RuntimeError, match=r"toy decode \(target\): a step of 5 rows"):
+        model(rows(5))
+
+
+def test_kernels_first_reached_in_a_capture_are_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = toy()
+    monkeypatch.setattr(decode_module, "_capturing", lambda: True)
+    with (
+        in_step(DECODE, FULL),
+        pytest.raises(RuntimeError, match="a step of 3 rows was first reached inside"),
+    ):
+        model(rows(3))
+    assert model.decode._kernels is None
+
+
+def test_weights_are_taken_at_the_first_step_all_at_once() -> None:
+    model = toy()
+    for layer in model.layers:
+        layer.scale = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    with in_step(DECODE), pytest.raises(SpecializedDecodeError) as error:
+        model(rows(3))
+    # The third layer has no launch, so its weights are nobody's business.
+    for layer in (0, 1):
+        assert f"\n  - toy.layers.{layer}: scale (2,), wanted (4,)" in str(error.value)
+    assert "2 reason(s)" in str(error.value) and model.decode._kernels is None
+
+
+def test_rows_of_the_generation_limit_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    cdna3 = toy_model.Device(cdna_version=3, compute_units=2)
+    monkeypatch.setattr(toy_model, "SPEC", dataclasses.replace(toy_model.SPEC, device=lambda: cdna3))
+    model = toy()
+    for count, taken in ((4, True), (5, False)):
+        with in_step(DECODE):
+            model(rows(count))
+        assert (("whole", count) in launches(model)) is taken
+
+
+def test_taken_steps_and_rows_are_counted_once_a_step() -> None:
+    model = toy()
+    for count in (3, 5):
+        with in_step(DECODE):
+            model(rows(count))
+    counters = model.decode.counters
+    assert (counters.taken_steps, counters.taken_rows) == (2, 8) and not counters.declines
+
+
+def test_a_graph_counts_its_replays_and_not_its_capture() -> None:
+    model = toy()
+    with in_step(DECODE):
+        model(rows(4))
+    with in_step(DECODE, FULL):
+        model(rows(4))
+    counters = model.decode.counters
+    assert (counters.taken_steps, counters.taken_rows) == (1, 4)
+    counters.replayed(width=4, rows=3)
+    assert (counters.taken_steps, counters.taken_rows) == (2, 7)
+    counters.replayed(width=6, rows=5)
+    assert counters.declines == {"captured on vLLM's path": 1} and counters.taken_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("metadata", "mode", "raises"),
+    [
+        ({"other": DECODE["toy"]}, EAGER, True),
+        ({"toy": toy_model.ToyMetadata(num_prefills=1)}, EAGER, False),
+        (DECODE, PIECEWISE, False),
+        (None, EAGER, False),
+    ],
+    ids=["missing", "prefill", "piecewise", "profile"],
+)
+def test_strict_mode_rejects_only_silent_fallbacks(metadata: Any, mode: Any, raises: bool) -> None:
+    model = toy(strict=True)
+    with in_step(metadata, mode):
+        if raises:
+            with pytest.raises(RuntimeError, match=r"should have taken .*: metadata missing: toy"):
+                model(rows(3))
+        else:
+            assert torch.equal(model(rows(3)), on_vllm(rows(3)))
+
+
+def test_the_table_says_which_layers_run_what_and_why() -> None:
+    assert decode_module.launch_table(toy().decode).splitlines() == [
+        "toy decode (target): decode steps of 1 to 8 rows, graph mode FULL or NONE",
+        "  launch             layers  why not the whole layer",
+        "  whole layer        0",
+        "  part of the layer  1       an odd scale",
+        "  vLLM's path        2       an odd scale",
+    ]
+
+
+def test_the_table_is_logged_once_before_the_first_step_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = toy()
+    logged = []
+    monkeypatch.setattr(
+        decode_module.logger, "info", lambda message, *values: logged.append(message % values)
+    )
+    for metadata in (None, DECODE):
+        with in_step(metadata):
+            model(rows(3))
+    assert len(logged) == 1 and logged[0].startswith("toy decode (target): decode steps of 1 to 8 rows")
+
+
+def test_a_layer_outside_the_kernels_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged = []
+    monkeypatch.setattr(
+        decode_module.logger, "info_once", lambda message, *values: logged.append(message % values)
+    )
+    toy()
+    assert logged == [
+        "toy decode (target): part of the layer for layers with an odd scale",
+        "toy decode (target): vLLM's path for layers with an odd scale",
+    ]
+
+
+def test_a_model_can_be_freed() -> None:
+    model = toy()
+    with in_step(DECODE):
+        model(rows(3))
+    decode, dead = model.decode, weakref.ref(model.layers[0])
+    del model
+    gc.collect()
+    assert dead() is None and decode.plans
