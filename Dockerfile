@@ -16,7 +16,10 @@ COPY recipes /opt/vllm-openai-rocm/recipes
 # Where kernels are compiled to unless the user says otherwise; all of it is under HOME by default.
 # TRITON_HOME rather than TRITON_CACHE_DIR: vLLM keeps a TRITON_CACHE_DIR that is set, and otherwise
 # puts Triton's files beside Inductor's below VLLM_CACHE_ROOT, which is what a user moves.
-# AITER_JIT_DIR stays unset: with it AITER does not find the modules that it was built with.
+# AITER_JIT_DIR stays unset: with it AITER does not find the modules that it was built with. AITER
+# takes the FlyDSL kernels that it was built with only where FLYDSL_RUNTIME_CACHE_DIR is unset; they
+# are in its own folder, which only root can write and which ends with the container, so that ours
+# has links to them (below).
 # PYTHONNOUSERSITE: packages in a mounted home would come before the image's own.
 ENV ROCM_OVERLAY_HOME=/opt/vllm-openai-rocm \
     PYTHONNOUSERSITE=1 \
@@ -26,19 +29,31 @@ ENV ROCM_OVERLAY_HOME=/opt/vllm-openai-rocm \
     FLYDSL_AUTOTUNE_CACHE_DIR=/var/cache/vllm-openai-rocm/flydsl-autotune
 
 # The installed copy of the tool is the only one that stays. PIP_BREAK_SYSTEM_PACKAGES: Debian and
-# Ubuntu mark their Python as not pip's (PEP 668); in an image there is no other owner.
-RUN set -eu; \
+# Ubuntu mark their Python as not pip's (PEP 668); in an image there is no other owner. chmod: the
+# files have the modes of the checkout, which may be closed to others than its owner; the image is for
+# every user. Linked are kernels, not the lock files beside them, which their readers write.
+RUN set -eu; chmod -R a+rX /opt/vllm-openai-rocm; \
     PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet \
       --disable-pip-version-check --no-cache-dir --no-index --no-deps --no-build-isolation /opt/vllm-openai-rocm; \
     rm -rf /opt/vllm-openai-rocm/src /opt/vllm-openai-rocm/build; \
     for folder in . vllm .triton flydsl flydsl-autotune; do \
-      mkdir -p "/var/cache/vllm-openai-rocm/$folder"; chmod 1777 "/var/cache/vllm-openai-rocm/$folder"; \
-    done
+      mkdir -p "/var/cache/vllm-openai-rocm/$folder"; \
+    done; \
+    aiter=$(python3 -c 'import importlib.util as u; print(*u.find_spec("aiter").submodule_search_locations)' \
+      2>/dev/null) || aiter=; \
+    if [ -d "$aiter/jit/flydsl_cache" ]; then \
+      cp --recursive --symbolic-link "$aiter/jit/flydsl_cache/." /var/cache/vllm-openai-rocm/flydsl/; \
+      find /var/cache/vllm-openai-rocm/flydsl -type l ! -name '*.pkl' -delete; \
+    fi; \
+    find /var/cache/vllm-openai-rocm -type d -exec chmod 1777 {} +
 
 ARG BASE_REFERENCE
 ARG BASE_DIGEST
-RUN rocm-overlay lay --installed --base-reference "${BASE_REFERENCE}" --base-digest "${BASE_DIGEST}" \
-    && rocm-overlay verify
+# Paths, with spaces between.
+ARG ALLOW_DRIFT
+RUN set -eu; set --; for path in ${ALLOW_DRIFT}; do set -- "$@" --allow-drift "$path"; done; \
+    rocm-overlay lay --installed --base-reference "${BASE_REFERENCE}" --base-digest "${BASE_DIGEST}" "$@"; \
+    rocm-overlay verify
 
 ARG VERSION
 ARG VLLM_VERSION
@@ -50,6 +65,7 @@ LABEL org.opencontainers.image.title="vllm-openai-rocm" \
       org.opencontainers.image.base.name="${BASE_REFERENCE}" \
       org.opencontainers.image.base.digest="${BASE_DIGEST}" \
       vllm-openai-rocm.vllm-version="${VLLM_VERSION}" \
+      vllm-openai-rocm.drift-allowed="${ALLOW_DRIFT}" \
       vllm-openai-rocm.overlay-hash="${OVERLAY_HASH}" \
       vllm-openai-rocm.series-hash="${SERIES_HASH}"
 

@@ -33,11 +33,23 @@ needs() {
   fi
 }
 
-python_is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+python_is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+
+# A Python that was asked for is used or refused, never passed over for another.
+check_python_variable() {
+  local seen
+  if [ -z "${PYTHON:-}" ] || python_is_new_enough "$PYTHON"; then return; fi
+  seen=$("$PYTHON" --version 2>&1) || seen="it does not run: $seen"
+  say "error: PYTHON=$PYTHON cannot be used"
+  say "  seen:   $seen"
+  say "  wanted: Python 3.11 or newer"
+  say "  fix:    correct PYTHON, or leave it out"
+  exit 2
+}
 
 find_python() {
   local candidate
-  for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11; do
+  for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11; do
     if command -v "$candidate" >/dev/null && python_is_new_enough "$candidate"; then
       echo "$candidate"
       return
@@ -54,7 +66,7 @@ missing_packages() {
   python=$(find_python)
   if [ -z "$python" ]; then
     echo python3 python3-venv
-  elif ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
+  elif ! "$python" -c 'import venv, ensurepip' >/dev/null 2>&1; then
     echo python3-venv
   fi
 }
@@ -79,11 +91,15 @@ install_packages() {
   fi
 }
 
+# The scripts of a virtual environment name the folder that it was made in: one that was moved or
+# copied runs another checkout's packages, or none.
+venv_is_of_here() { [[ -f $venv/bin/pip && "$(<$venv/bin/pip)" == *"$(pwd -P)/$venv/bin/python"* ]]; }
+
 install_python_packages() {
   local wanted
   wanted=$(cat requirements/pip.txt "$requirements" pyproject.toml | sha256sum)
-  if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then return; fi
-  if [ ! -x $venv/bin/python ] || ! python_is_new_enough $venv/bin/python; then
+  if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && venv_is_of_here; then return; fi
+  if ! venv_is_of_here || ! python_is_new_enough $venv/bin/python; then
     say "making $venv"
     rm -rf $venv
     "$(find_python)" -m venv $venv
@@ -95,5 +111,6 @@ install_python_packages() {
   echo "$wanted" >"$stamp"
 }
 
+check_python_variable
 install_packages
 install_python_packages

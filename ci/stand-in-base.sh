@@ -2,21 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Assembles the stand-in base image: Debian, Python, the pinned vLLM package as a wheel would have
-# installed it, flydsl and lld. It has no ROCm and no torch and serves nothing; it is there so that
-# the real Dockerfile is built, and the real entry point, doctor and verify run, where the pinned
-# image cannot be pulled.
+# installed it, flydsl and lld, and a folder where AITER keeps the FlyDSL kernels it was built with.
+# It has no ROCm and no torch and serves nothing; it is there so that the real Dockerfile is built,
+# and the real entry point, doctor and verify run, where the pinned image cannot be pulled.
 #
 # usage: ci/stand-in-base.sh [--base FOLDER] [--key]
 #   --base FOLDER  the unpacked pinned source (default: build/base)
 #   --key          print the image's reference and stop
 #
 # The reference of the image is the last line on stdout; progress goes to stderr. The tag is a hash
-# of everything the image is made from: an image with that tag is used as it is.
+# of everything the image is made from: an image with that tag is used as it is. Stand-ins of other
+# hashes stay, since another checkout may build over them; `buildah rmi` removes one.
 #
 # PYTHON chooses the Python whose pip downloads (default: .venv's, else python3), DEBIAN_MIRROR
-# another mirror than debootstrap's own, STORAGE_DRIVER buildah's storage. Packages are fetched from outside the image, so that none
-# of this machine's index addresses, certificates or proxies get into it.
+# another mirror than debootstrap's own, STORAGE_DRIVER buildah's storage. Packages are fetched from
+# outside the image, so that none of this machine's index addresses, certificates or proxies get into it.
 set -euo pipefail
+# The image's files are for every user, whatever the builder's own are.
+umask 022
 
 readonly SUITE=trixie
 readonly SUITE_PYTHON=3.13
@@ -126,6 +129,12 @@ cat >"$mount/usr/local/bin/vllm" <<'SCRIPT'
 exec /usr/bin/python3 -m vllm.entrypoints.cli.main "$@"
 SCRIPT
 chmod 0755 "$mount/usr/local/bin/vllm"
+mkdir -p "$mount/$SITE/aiter/jit/flydsl_cache/stand_in_0"
+touch "$mount/$SITE/aiter/__init__.py"
+echo "no kernel" >"$mount/$SITE/aiter/jit/flydsl_cache/stand_in_0/0.pkl"
+touch "$mount/$SITE/aiter/jit/flydsl_cache/stand_in_0/0.lock"
+# The unpacked source has the modes of who unpacked it.
+chmod -R a+rX "$mount/$SITE"
 # An installed package has compiled files; laying must not leave one of a file that it changed.
 chroot "$mount" /usr/bin/python3 -m compileall -q "/$SITE/vllm/models/deepseek_v41" "/$SITE/vllm/platforms"
 
@@ -135,9 +144,9 @@ buildah config --entrypoint '["vllm","serve"]' --env PATH=/usr/local/sbin:/usr/l
   --label org.opencontainers.image.version="$version" --label vllm-openai-rocm.stand-in="$key" "$container"
 buildah umount "$container" >/dev/null
 buildah commit --quiet "$container" "$image" >/dev/null
-# Another base's stand-in is of no use any more; one that a container still holds stays.
-buildah images --format '{{.Name}}:{{.Tag}}' | grep "^$REPOSITORY:" | grep -vxF "$image" | while read -r old; do
-  buildah rmi "$old" >/dev/null 2>&1 || true
-done || true
+others=$(buildah images --format '{{.Name}}:{{.Tag}}' | grep "^$REPOSITORY:" | grep -cvxF "$image" || true)
+if [ "$others" != 0 ]; then
+  say "$others other stand-in(s) stay, for checkouts that may use them; to remove one: buildah rmi $REPOSITORY:TAG"
+fi
 say "$image"
 echo "$image"

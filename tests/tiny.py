@@ -79,7 +79,11 @@ digest = ""
 reference = "vllm/vllm-openai-rocm:v1.2.3"
 digest = ""
 
-[mirror]
+[mirror.gfx950]
+location = ""
+date = ""
+
+[mirror.gfx942]
 location = ""
 date = ""
 

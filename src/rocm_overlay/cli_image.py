@@ -26,7 +26,16 @@ def register(subparsers: Subparsers) -> None:
     image.add_argument(
         "--base", metavar="REFERENCE", help="build over this image or oci-archive:PATH instead"
     )
-    image.add_argument("--tag", help="the image's name (default: vllm-openai-rocm:VERSION)")
+    image.add_argument(
+        "--tag", help="the image's only name (default: vllm-openai-rocm:VERSION and vllm-openai-rocm)"
+    )
+    image.add_argument(
+        "--allow-drift",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="accept that this file of the base differs from the lock; repeatable, recorded in the image",
+    )
     image.add_argument(
         "--no-stand-in", action="store_true", help="fail where the pinned image cannot be pulled"
     )
@@ -37,7 +46,7 @@ def register(subparsers: Subparsers) -> None:
     )
     _architecture(mirror, default=None)
     mirror.add_argument(
-        "--to", required=True, metavar="REFERENCE", help="a registry reference or oci-archive:PATH"
+        "--to", default="", metavar="REFERENCE", help="required: a registry reference or oci-archive:PATH"
     )
     mirror.add_argument("--engine", choices=ENGINES, help="what copies where there is no skopeo")
     mirror.set_defaults(run=_mirror_base)
@@ -62,8 +71,10 @@ def _image(arguments: argparse.Namespace) -> int:
     from rocm_overlay.plan import Sources
 
     started = time.monotonic()
+    image.check_drift_paths(arguments.allow_drift)
     project = Project.find()
-    pin = Pin.load(project.pin_file)
+    sources = Sources.load(project)
+    pin = sources.pin
     base = image.obtain_base(
         project,
         pin,
@@ -72,25 +83,35 @@ def _image(arguments: argparse.Namespace) -> int:
         given=arguments.base,
         allow_stand_in=not arguments.no_stand_in,
     )
-    stamp = Sources.load(project).stamp()
-    print(image.build_image(project, pin, stamp, base, arguments.tag, started).table())
+    stamp = sources.stamp()
+    tags = image.image_tags(pin, arguments.arch, stamp["version"], stand_in=base.stand_in)
+    built = image.build_image(
+        project,
+        stamp,
+        base,
+        [arguments.tag] if arguments.tag else tags,
+        allow_drift=arguments.allow_drift,
+        started=started,
+    )
+    print(built.table())
     return EXIT_OK
 
 
 def _mirror_base(arguments: argparse.Namespace) -> int:
-    from rocm_overlay import image
+    from rocm_overlay import mirror
 
+    mirror.check_destination(arguments.to)
     engine = select_engine(Shell(), arguments.engine)
-    copied = image.mirror_base(Project.find(), engine, _architectures(arguments), arguments.to)
+    copied = mirror.mirror_base(Project.find(), engine, _architectures(arguments), arguments.to)
     print(f"copied {copied} to {arguments.to}; recorded in base.toml")
     return EXIT_OK
 
 
 def _pin_digest(arguments: argparse.Namespace) -> int:
-    from rocm_overlay import image
+    from rocm_overlay import mirror
 
     for architecture in _architectures(arguments):
-        print(f"{architecture}: {image.pin_digest(Project.find(), Shell(), architecture)}")
+        print(f"{architecture}: {mirror.pin_digest(Project.find(), Shell(), architecture)}")
     return EXIT_OK
 
 

@@ -97,16 +97,23 @@ class Machine:
 
 def examine(pin: Pin, machine: Machine, needs: Needs) -> list[Row]:
     """Run every check; none stops the others."""
-    try:
-        gpus = visible_gpus(read_gpus(machine.sysfs), machine.environ)
-    except OverlayError as error:
-        rows = [Row("GPUs", FAIL, str(error.seen), str(error.wanted), str(error.fix))]
-    else:
-        rows = _gpu_rows(gpus, needs, machine)
-    rows += [_package(name, wanted, pin, machine) for name, wanted in pin.packages.items()]
-    rows.append(_overlay(machine))
-    rows += [_cache(name, folder) for name, folder in cache_folders(machine.environ).items()]
+    rows = _guarded("GPUs", _gpu_rows, needs, machine)
+    for name, wanted in pin.packages.items():
+        rows += _guarded(name, _package, name, wanted, pin, machine)
+    rows += _guarded("overlay", _overlay, machine)
+    for name, folder in cache_folders(machine.environ).items():
+        rows += _guarded(name, _cache, name, folder)
     return rows
+
+
+def _guarded(check: str, run: Callable[..., Row | list[Row]], *arguments: object) -> list[Row]:
+    """The rows of a check; where the machine's files cannot be read, one that says so."""
+    try:
+        rows = run(*arguments)
+    except (OSError, UnicodeError) as error:
+        fix = "run it as a user who may read that; of a file that is no text, tell whose it is"
+        return [Row(check, UNKNOWN, f"{type(error).__name__}: {error}", "readable files", fix)]
+    return rows if isinstance(rows, list) else [rows]
 
 
 def render(rows: Sequence[Row]) -> str:
@@ -147,12 +154,15 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def _gpu_rows(gpus: Sequence[Gpu], needs: Needs, machine: Machine) -> list[Row]:
+def _gpu_rows(needs: Needs, machine: Machine) -> list[Row]:
+    try:
+        gpus = visible_gpus(read_gpus(machine.sysfs), machine.environ)
+    except OverlayError as error:
+        return [Row("GPUs", FAIL, str(error.seen), str(error.wanted), str(error.fix))]
     rows = [_count(gpus, needs)]
     if gpus:
         rows += [_architecture(gpus, needs), _compute_units(gpus), _memory(gpus, needs)]
-    rows.append(_holders(gpus, needs, machine))
-    return rows
+    return rows + _guarded("other processes", _holders, gpus, needs, machine)
 
 
 def _count(gpus: Sequence[Gpu], needs: Needs) -> Row:
@@ -245,7 +255,7 @@ def held_memory(sysfs: Path) -> dict[int, list[int]] | None:
     for process in sorted(folder.iterdir(), key=lambda entry: entry.name):
         for file in process.glob("vram_*"):
             index = identifiers.get(file.name.removeprefix("vram_"))
-            if index is not None and _number(file):
+            if index is not None and process.name.isdecimal() and _number(file):
                 held.setdefault(index, []).append(int(process.name))
     return held
 

@@ -25,6 +25,12 @@ from rocm_overlay.errors import OverlayError
 ARCHIVE = "oci-archive:"
 ENGINES = ("docker", "buildah")
 STORAGE_VARIABLE = "STORAGE_DRIVER"
+# By the engine asked for: what makes one answer.
+HOW_TO_GET = {
+    None: "start docker, or as root: apt-get install buildah",
+    "docker": "start the docker daemon (systemctl start docker), or leave --engine (ENGINE=) out",
+    "buildah": "as root: apt-get install buildah; or leave --engine (ENGINE=) out",
+}
 TAIL_LINES = 6
 DAEMON_TIMEOUT_SECONDS = 10
 
@@ -69,10 +75,10 @@ class Shell:
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """One image to build: the folder with the Dockerfile, its name, and the build arguments."""
+    """One image to build: the folder with the Dockerfile, its names, and the build arguments."""
 
     context: Path
-    tag: str
+    tags: Sequence[str]
     arguments: Mapping[str, str]
 
 
@@ -141,6 +147,10 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def prune_command(self) -> list[str]:
+        """The command with which a user removes images that lost their name to a newer build."""
+
+    @abstractmethod
     def copy_commands(self, reference: str, destination: str) -> list[list[str]]:
         """The commands that copy a pulled image to a registry or an ``oci-archive:PATH``."""
 
@@ -190,8 +200,8 @@ class Docker(Engine):
         return dict(json.loads(listed or "null") or {})
 
     def build(self, request: BuildRequest) -> None:
-        command = ["docker", "build", "--tag", request.tag, *_build_arguments(request), str(request.context)]
-        self._require(self.shell.stream(command), f"docker could not build {request.tag}")
+        command = ["docker", "build", *_build_options(request), str(request.context)]
+        self._require(self.shell.stream(command), f"docker could not build {request.tags[0]}")
 
     def run(self, request: RunRequest, *, capture: bool = False) -> Completed:
         command = ["docker", "run", "--rm", *_run_options(request, "--env", "--volume")]
@@ -200,6 +210,9 @@ class Docker(Engine):
         else:
             command += ["--entrypoint", request.arguments[0], request.image, *request.arguments[1:]]
         return self._finish(command, capture)
+
+    def prune_command(self) -> list[str]:
+        return ["docker", "image", "prune"]
 
     def _format(self, reference: str, template: str) -> str:
         return self._inspect(["docker", "image", "inspect", "--format", template, reference])
@@ -250,16 +263,9 @@ class Buildah(Engine):
 
     def build(self, request: BuildRequest) -> None:
         # --layers=false: one new layer, since with the vfs driver each one is a copy of the base.
-        options = ["--layers=false", "--pull-never", "--tag", request.tag, *_build_arguments(request)]
-        before = self._run("images", "--quiet", request.tag)
+        options = ["--layers=false", "--pull-never", *_build_options(request)]
         done = self.shell.stream(self._command("bud", *options, str(request.context)))
-        self._require(done, f"buildah could not build {request.tag}")
-        # The image that had the name is of no use any more and as large as its base.
-        if (
-            before.status == 0
-            and before.output.strip() not in self._run("images", "--quiet", request.tag).output
-        ):
-            self._run("rmi", before.output.strip())
+        self._require(done, f"buildah could not build {request.tags[0]}")
 
     def run(self, request: RunRequest, *, capture: bool = False) -> Completed:
         with self.container(request.image) as container:
@@ -287,6 +293,9 @@ class Buildah(Engine):
     def copy_commands(self, reference: str, destination: str) -> list[list[str]]:
         target = destination if destination.startswith(ARCHIVE) else f"docker://{destination}"
         return [self._command("push", reference, target)]
+
+    def prune_command(self) -> list[str]:
+        return self._command("rmi", "--prune")
 
     def _can_mount(self) -> bool:
         made = self._run("from", "scratch")
@@ -329,7 +338,7 @@ def select_engine(shell: Shell | None = None, wanted: str | None = None) -> Engi
         f"no container engine answers{f': {wanted}' if wanted else ''}",
         seen="neither a docker daemon nor buildah" if wanted is None else f"{wanted} does not answer",
         wanted=f"one of {', '.join(ENGINES)}",
-        fix="start docker, or as root: apt-get install buildah",
+        fix=HOW_TO_GET[wanted],
     )
 
 
@@ -344,8 +353,11 @@ def install_packages(shell: Shell, packages: Sequence[str]) -> bool:
     return shell.stream(["apt-get", "update"]).status == 0 and shell.stream(command).status == 0
 
 
-def _build_arguments(request: BuildRequest) -> list[str]:
-    return [part for key, value in request.arguments.items() for part in ("--build-arg", f"{key}={value}")]
+def _build_options(request: BuildRequest) -> list[str]:
+    tags = [part for tag in request.tags for part in ("--tag", tag)]
+    return tags + [
+        part for key, value in request.arguments.items() for part in ("--build-arg", f"{key}={value}")
+    ]
 
 
 def _run_options(request: RunRequest, variable: str, mount: str) -> list[str]:

@@ -8,14 +8,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rocm_overlay import engine as engines
 from rocm_overlay import table
-from rocm_overlay.engine import ARCHIVE, Buildah, BuildRequest, Engine, Shell
+from rocm_overlay.engine import ARCHIVE, Buildah, BuildRequest, Engine, RunRequest
 from rocm_overlay.errors import OverlayError
-from rocm_overlay.pin import ImagePin, Pin, write_text_atomically
+from rocm_overlay.fetch import fetch_base
+from rocm_overlay.pin import ImagePin, Pin
 from rocm_overlay.project import Project
 
 NAME = "vllm-openai-rocm"
@@ -26,6 +26,12 @@ STAND_IN_PACKAGES = ("buildah", "debootstrap")
 CONTEXT = (
     *("Dockerfile", "base.toml", "pyproject.toml", "README.md", "LICENSE"),
     *("src/rocm_overlay", "overlay", "patches", "recipes"),
+)
+# What the base itself says of its vllm, found as the overlay will find it, without importing it.
+VERSION_SCRIPT = (
+    "import importlib.util, pathlib, runpy; "
+    "package = pathlib.Path(importlib.util.find_spec('vllm').submodule_search_locations[0]); "
+    "print(runpy.run_path(str(package / '_version.py'))['__version__'])"
 )
 
 
@@ -50,9 +56,9 @@ class Base:
 
 @dataclass(frozen=True)
 class Built:
-    """A built image: its name, its labels and how long it took."""
+    """A built image: its names, its labels and how long it took."""
 
-    reference: str
+    tags: Sequence[str]
     labels: Mapping[str, str]
     base: Base
     seconds: float
@@ -60,11 +66,11 @@ class Built:
     def table(self) -> str:
         """What was built, for the terminal."""
         rows = [
-            ("image", self.reference),
+            *(("image", tag) for tag in self.tags),
             ("engine", self.base.engine.name),
             ("base", f"{self.base.name}{' (STAND-IN: serves nothing)' if self.base.stand_in else ''}"),
             ("base digest", self.base.digest or "none known"),
-            *sorted((key, value) for key, value in self.labels.items() if key.startswith(NAME)),
+            *sorted((key, value or "none") for key, value in self.labels.items() if key.startswith(NAME)),
             ("wall time", f"{self.seconds:.1f} s"),
         ]
         return table.render(("built", ""), rows)
@@ -106,9 +112,9 @@ def obtain_base(
     pinned = image_pin(pin, architecture)
     reference = given or pinned.pull_reference
     if engine.has_image(reference):
-        _say(f"base {reference} is here already")
+        say(f"base {reference} is here already")
         return _pulled(engine, reference, pinned, given)
-    _say(f"pulling {reference} with {engine.name}")
+    say(f"pulling {reference} with {engine.name}")
     pull = engine.pull(reference)
     last = (pull.output.strip().splitlines() or [f"exit status {pull.status}"])[-1]
     if pull.status == 0:
@@ -118,36 +124,87 @@ def obtain_base(
             f"the base image {reference} cannot be pulled",
             seen=last,
             wanted="a registry that answers and holds it",
-            fix="correct --base, or run it where that registry can be reached" if given else mirror_hint(pin),
+            fix="correct --base, or run it where that registry can be reached"
+            if given
+            else mirror_hint(pin, architecture),
         )
-    _say(f"the base image {reference} cannot be pulled: {last}")
-    _say(mirror_hint(pin))
-    return _stand_in(project, engine)
+    say(f"the base image {reference} cannot be pulled: {last}")
+    say(mirror_hint(pin, architecture))
+    return _stand_in(project, pin, engine)
 
 
-def mirror_hint(pin: Pin) -> str:
-    """Where the pinned base can be had when its registry does not give it."""
-    if not pin.mirror.location:
-        return "no mirror was made: on a machine that still can pull, `make mirror-base TO=...` makes one"
-    return f"a copy of {pin.mirror.date} is at {pin.mirror.location}: make image BASE={pin.mirror.location}"
+def mirror_hint(pin: Pin, architecture: str) -> str:
+    """Where an architecture's pinned base can be had when its registry does not give it."""
+    mirror = pin.mirrors[architecture]
+    if not mirror.location:
+        command = f"make mirror-base ARCH={architecture} TO=..."
+        return f"no mirror was made for {architecture}; on a machine that still can pull: {command}"
+    command = f"make image ARCH={architecture} BASE={mirror.location}"
+    return f"a copy of {mirror.date} is at {mirror.location}: {command}"
+
+
+def image_tags(pin: Pin, architecture: str, version: str, *, stand_in: bool) -> tuple[str, ...]:
+    """The names of an architecture's image.
+
+    Commands name a real image with its version or with nothing, so that it has both names. A
+    stand-in has neither: it serves nothing. Where the architectures' bases differ, so do the
+    images, and each name says whose it is.
+    """
+    if stand_in:
+        return (f"{NAME}:{version}-stand-in",)
+    if len({one.pull_reference for one in pin.images.values()}) == 1:
+        return (f"{NAME}:{version}", NAME)
+    return (f"{NAME}:{version}-{architecture}", f"{NAME}:{architecture}")
+
+
+def base_vllm_version(base: Base) -> str:
+    """The version of the vllm package in a base image: a nightly's is not the pin's.
+
+    Raises:
+        OverlayError: the image has none for its python3.
+    """
+    request = RunRequest(base.reference, ["python3", "-c", VERSION_SCRIPT], entrypoint=False)
+    done = base.engine.run(request, capture=True)
+    said = done.output.strip().splitlines()
+    if done.status != 0 or not said:
+        raise OverlayError(
+            f"the base image {base.name} has no vllm package that its python3 finds",
+            seen=(done.errors.strip().splitlines() or [f"exit status {done.status}"])[-1],
+            wanted="an image with vLLM installed",
+            fix="correct --base, or the reference in base.toml",
+        )
+    return said[-1]
+
+
+def check_drift_paths(paths: Sequence[str]) -> None:
+    """Refuse a path that the Dockerfile, which is given a list with spaces between, would not get."""
+    for path in paths:
+        if not re.fullmatch(r"[\w./+-]+", path):
+            raise OverlayError(
+                "--allow-drift takes the path of one file",
+                seen=repr(path),
+                wanted="a path such as vllm/models/deepseek_v41/amd/rocm.py",
+                fix="give --allow-drift once a file (make image ALLOW_DRIFT='one two')",
+            )
 
 
 def build_image(
     project: Project,
-    pin: Pin,
     stamp: Mapping[str, str],
     base: Base,
-    tag: str | None = None,
+    tags: Sequence[str],
+    *,
+    allow_drift: Sequence[str] = (),
     started: float | None = None,
 ) -> Built:
     """Build the image over ``base`` with the project's Dockerfile.
 
     Args:
         project: the checkout.
-        pin: its pin.
         stamp: version, overlay_hash and series_hash, as ``rocm-overlay stamp`` prints them.
         base: what to build over.
-        tag: the image's name; by default one that tells a stand-in's from a real one's.
+        tags: the image's names.
+        allow_drift: files of the base whose difference from the lock is accepted.
         started: when the work on the image began (``time.monotonic``), for the wall time.
 
     Raises:
@@ -161,155 +218,32 @@ def build_image(
             wanted="a checkout of the project",
             fix="build from a checkout, not from the image's own copy",
         )
-    tag = tag or f"{NAME}:{stamp['version']}{'-stand-in' if base.stand_in else ''}"
     started = time.monotonic() if started is None else started
-    _say(f"building {tag} over {base.name} with {base.engine.name}")
+    version = base_vllm_version(base)
+    if allow_drift:
+        _shout(f"DRIFT ALLOWED in {', '.join(allow_drift)}", "what is laid there was never tested over it")
+    replaced = base.engine.has_image(tags[0])
+    say(f"building {', '.join(tags)} over {base.name} (vLLM {version}) with {base.engine.name}")
     base.engine.build(
         BuildRequest(
             context=project.root,
-            tag=tag,
+            tags=tags,
             arguments={
                 "BASE_IMAGE": base.reference,
                 "BASE_REFERENCE": base.name,
                 "BASE_DIGEST": base.digest,
                 "VERSION": stamp["version"],
-                "VLLM_VERSION": pin.vllm.version,
+                "VLLM_VERSION": version,
                 "OVERLAY_HASH": stamp["overlay_hash"],
                 "SERIES_HASH": stamp["series_hash"],
+                "ALLOW_DRIFT": " ".join(allow_drift),
             },
         )
     )
-    return Built(tag, base.engine.labels(tag), base, time.monotonic() - started)
-
-
-def resolve_digest(shell: Shell, reference: str) -> str:
-    """The digest that the registry gives for a tag now, without pulling the image.
-
-    Raises:
-        OverlayError: no command that can ask is here, or the registry does not answer.
-    """
-    # skopeo wants a transport; with it, a name without a registry is completed as docker does.
-    asks = (
-        ["skopeo", "inspect", "--format", "{{.Digest}}", f"docker://{reference}"],
-        ["docker", "buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}", reference],
-    )
-    if shell.capture(["skopeo", "--version"]).status == 127:
-        engines.install_packages(shell, ["skopeo"])
-    seen = []
-    for command in asks:
-        answer = shell.capture(command)
-        if answer.status == 0 and re.fullmatch(r"sha256:[0-9a-f]{64}", answer.output.strip()):
-            return answer.output.strip()
-        seen.append((answer.errors.strip().splitlines() or [f"exit status {answer.status}"])[-1])
-    raise OverlayError(
-        f"the digest of {reference} cannot be had",
-        seen="; ".join(seen),
-        wanted="a registry that answers, and skopeo or docker with buildx",
-        fix="run it where the registry can be reached, or write the digest into base.toml",
-    )
-
-
-def pin_digest(project: Project, shell: Shell, architecture: str) -> str:
-    """Write the digest of an architecture's pinned tag into base.toml and return it."""
-    pinned = image_pin(Pin.load(project.pin_file), architecture)
-    digest = resolve_digest(shell, pinned.reference)
-    set_pin_values(project.pin_file, f"image.{architecture}", {"digest": digest})
-    return digest
-
-
-def mirror_base(
-    project: Project,
-    engine: Engine,
-    architectures: Sequence[str],
-    destination: str,
-    now: datetime | None = None,
-) -> str:
-    """Copy the pinned base by digest to a registry or ``oci-archive:PATH``; record where and when.
-
-    skopeo copies without unpacking, and to a registry without changing the digest; without it the
-    engine pulls and pushes.
-
-    Args:
-        project: the checkout.
-        engine: what copies where there is no skopeo.
-        architectures: whose images are wanted; they must be the same one.
-        destination: where to.
-        now: the moment to record; by default this one.
-
-    Returns:
-        What was copied, by digest.
-
-    Raises:
-        OverlayError: the digest cannot be had, the architectures have different images, or the copy
-            failed; base.toml is then as it was, but for a digest that was filled in.
-    """
-    shell = engine.shell
-    for architecture in architectures:
-        if not image_pin(Pin.load(project.pin_file), architecture).digest:
-            _say(f"{architecture} has no digest pinned: asking the registry")
-            pin_digest(project, shell, architecture)
-    pin = Pin.load(project.pin_file)
-    sources = sorted({image_pin(pin, architecture).pull_reference for architecture in architectures})
-    if len(sources) != 1:
-        raise OverlayError(
-            "one destination cannot hold the images of two architectures",
-            seen=", ".join(sources),
-            wanted="one image a call",
-            fix="give --arch, and a destination for each",
-        )
-    source = sources[0]
-    _say(f"copying {source} to {destination}")
-    for command in _copy_commands(shell, engine, source, destination):
-        done = shell.stream(command)
-        if done.status != 0:
-            raise OverlayError(
-                f"{source} could not be copied to {destination}",
-                seen=(done.output.strip().splitlines() or [f"exit status {done.status}"])[-1],
-                wanted="a registry that takes it, or a folder with room",
-                fix=f"correct that, then run it again (failed: {' '.join(command)})",
-            )
-    moment = (now or datetime.now(UTC)).astimezone(UTC)
-    stamp = {"location": destination, "date": moment.strftime("%Y-%m-%d %H:%M UTC")}
-    set_pin_values(project.pin_file, "mirror", stamp)
-    return source
-
-
-def _copy_commands(shell: Shell, engine: Engine, source: str, destination: str) -> list[list[str]]:
-    if shell.capture(["skopeo", "--version"]).status == 0:
-        target = destination if destination.startswith(ARCHIVE) else f"docker://{destination}"
-        return [["skopeo", "copy", f"docker://{source}", target]]
-    copies = engine.copy_commands(source, destination)
-    if not engine.has_image(source) and engine.pull(source).status != 0:
-        raise OverlayError(
-            f"the base image {source} cannot be pulled",
-            wanted="a registry that answers and still holds it",
-            fix="run it where the registry can be reached",
-        )
-    return copies
-
-
-def set_pin_values(path: Path, section: str, values: Mapping[str, str]) -> None:
-    """Replace string values of one section of a pin file; every other line stays as it is.
-
-    Raises:
-        OverlayError: the section has no such key.
-    """
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    missing = dict(values)
-    inside = False
-    for number, line in enumerate(lines):
-        if line.startswith("["):
-            inside = line.strip() == f"[{section}]"
-        key = line.partition("=")[0].strip()
-        if inside and key in missing:
-            lines[number] = f'{key} = "{missing.pop(key)}"\n'
-    if missing:
-        raise OverlayError(
-            f"{path.name}: [{section}] has no {', '.join(missing)}",
-            wanted=f"a line for each in [{section}]",
-            fix=f"add the line to {path.name}",
-        )
-    write_text_atomically(path, "".join(lines))
+    if replaced:
+        prune = " ".join(base.engine.prune_command())
+        say(f"the image that was {tags[0]} is still here without a name; to remove all such: {prune}")
+    return Built(tags, base.engine.labels(tags[0]), base, time.monotonic() - started)
 
 
 def _pulled(
@@ -324,17 +258,18 @@ def _pulled(
     return Base(local, name, "" if stand_in else digest, engine, stand_in)
 
 
-def _stand_in(project: Project, engine: Engine) -> Base:
+def _stand_in(project: Project, pin: Pin, engine: Engine) -> Base:
     """Assemble the stand-in base; only buildah can, so the rest of the build is buildah's too."""
-    _say("!" * 70)
-    _say("USING THE STAND-IN BASE: Debian, the pinned vLLM package, flydsl, lld.")
-    _say("It has no ROCm and no torch: the image can be checked, it cannot serve.")
-    _say("!" * 70)
+    _shout(
+        "USING THE STAND-IN BASE: Debian, the pinned vLLM package, flydsl, lld.",
+        "It has no ROCm and no torch: the image can be checked, it cannot serve.",
+    )
     shell = engine.shell
     if any(shell.capture([name, "--version"]).status == 127 for name in STAND_IN_PACKAGES):
         engines.install_packages(shell, STAND_IN_PACKAGES)
     if not isinstance(engine, Buildah):
         engine = engines.select_engine(shell, "buildah")
+    fetch_base(project, pin.vllm)
     made = shell.stream([str(project.root / STAND_IN_SCRIPT)])
     reference = (made.output.strip().splitlines() or [""])[-1]
     if made.status != 0:
@@ -347,5 +282,11 @@ def _stand_in(project: Project, engine: Engine) -> Base:
     return Base(reference, reference, "", engine, stand_in=True)
 
 
-def _say(line: str) -> None:
+def _shout(*lines: str) -> None:
+    for line in ("!" * 70, *lines, "!" * 70):
+        say(line)
+
+
+def say(line: str) -> None:
+    """A line of progress on stderr; stdout has only the result."""
     print(f"image: {line}", file=sys.stderr, flush=True)

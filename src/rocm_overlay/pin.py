@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
-import os
+import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rocm_overlay.errors import OverlayError
+from rocm_overlay.textio import write_text_atomically
 
 ACTIONS = ("replace", "remove", "patch")
 ARCHITECTURES = ("gfx942", "gfx950")
+SECTIONS = ("vllm", "image", "mirror", "packages", "compile", "files")
 LOCK_HEADER = "[files]"
 LOCK_NOTE = (
     "# SHA-256 of every upstream file that we replace, remove or patch. Written by `rocm-overlay lock`."
@@ -49,7 +51,7 @@ class ImagePin:
 
 @dataclass(frozen=True)
 class Mirror:
-    """Where the pinned images were last copied to, and the UTC date of it; '' when never."""
+    """Where an architecture's image was last copied to, and the UTC date of it; '' when never."""
 
     location: str
     date: str
@@ -70,7 +72,7 @@ class Pin:
 
     vllm: VllmPin
     images: Mapping[str, ImagePin]
-    mirror: Mirror
+    mirrors: Mapping[str, Mirror]
     packages: Mapping[str, str]
     compile_flydsl: tuple[str, ...]
     files: tuple[LockedFile, ...]
@@ -80,22 +82,16 @@ class Pin:
         """Read and check a pin file.
 
         Raises:
-            OverlayError: the file is missing, is no TOML, or a field is missing or malformed.
+            OverlayError: the file is missing, is no TOML, or a field is missing, malformed or unknown.
         """
-        try:
-            data = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise OverlayError(f"no pin file {path}", fix="run from a checkout of the project") from None
-        except tomllib.TOMLDecodeError as error:
-            raise OverlayError(
-                f"{path.name} is not valid TOML", seen=error, fix="correct that line"
-            ) from None
+        data = _read(path)
+        _check_known(path, "", data, SECTIONS)
         return cls(
             vllm=_vllm(path, data),
             images=_images(path, data),
-            mirror=Mirror(**_strings(path, data, "mirror", ("location", "date"))),
-            packages=_table(path, data, "packages"),
-            compile_flydsl=tuple(_table(path, data, "compile").get("flydsl", [])),
+            mirrors=_mirrors(path, data),
+            packages=_packages(path, data),
+            compile_flydsl=_compile_flydsl(path, data),
             files=_files(path, data),
         )
 
@@ -104,24 +100,62 @@ class Pin:
         return {entry.path: entry for entry in self.files}
 
 
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise OverlayError(f"no pin file {path}", fix="run from a checkout of the project") from None
+    except OSError as error:
+        raise OverlayError(
+            f"{path} cannot be read", seen=error.strerror, wanted="a readable file", fix=f"correct {path}"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise OverlayError(
+            f"{path.name} is not UTF-8",
+            seen=f"byte 0x{error.object[error.start]:02x} at offset {error.start}",
+            wanted="UTF-8 text",
+            fix=f"save {path.name} as UTF-8",
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise OverlayError(f"{path.name} is not valid TOML", seen=error, fix="correct that line") from None
+
+
 def _fault(path: Path, field: str, seen: object, wanted: str) -> OverlayError:
     return OverlayError(
         f"{path.name}: field {field} is wrong", seen=repr(seen), wanted=wanted, fix=f"correct {path.name}"
     )
 
 
-def _table(path: Path, data: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _check_known(path: Path, section: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuse a name that nothing reads: it is a slip of the pen, and what it meant is then missing."""
+    for name in table:
+        if name in known:
+            continue
+        near = difflib.get_close_matches(name, known, n=2)
+        raise OverlayError(
+            f"{path.name}: unknown {'field' if section else 'section'} {section}{name}",
+            seen=name,
+            wanted=f"one of {', '.join(known)}",
+            fix=f"did you mean {' or '.join(near)}?" if near else f"remove it from {path.name}",
+        )
+
+
+def _table(path: Path, data: Mapping[str, Any], name: str, section: str = "") -> dict[str, Any]:
     value = data.get(name)
     if not isinstance(value, dict):
-        raise _fault(path, f"[{name}]", value, "a table")
+        raise _fault(path, f"[{section}{name}]", value, "a table")
     return value
 
 
-def _strings(path: Path, data: Mapping[str, Any], name: str, fields: Iterable[str]) -> dict[str, str]:
-    table = _table(path, data, name)
+def _strings(
+    path: Path, data: Mapping[str, Any], name: str, fields: Sequence[str], section: str = ""
+) -> dict[str, str]:
+    """A table of exactly these string fields."""
+    table = _table(path, data, name, section)
+    _check_known(path, f"{section}{name}.", table, fields)
     for field in fields:
         if not isinstance(table.get(field), str):
-            raise _fault(path, f"{name}.{field}", table.get(field), "a string")
+            raise _fault(path, f"{section}{name}.{field}", table.get(field), "a string")
     return {field: table[field] for field in fields}
 
 
@@ -132,11 +166,18 @@ def _vllm(path: Path, data: Mapping[str, Any]) -> VllmPin:
     return pin
 
 
+def _by_architecture(
+    path: Path, data: Mapping[str, Any], name: str, fields: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    table = _table(path, data, name)
+    _check_known(path, f"{name}.", table, ARCHITECTURES)
+    return {one: _strings(path, table, one, fields, f"{name}.") for one in ARCHITECTURES}
+
+
 def _images(path: Path, data: Mapping[str, Any]) -> dict[str, ImagePin]:
-    table = _table(path, data, "image")
     images = {}
-    for name in ARCHITECTURES:
-        pin = ImagePin(**_strings(path, table, name, ("reference", "digest")))
+    for name, values in _by_architecture(path, data, "image", ("reference", "digest")).items():
+        pin = ImagePin(**values)
         if not re.fullmatch(r"[\w./:-]+:[\w.-]+", pin.reference):
             raise _fault(path, f"image.{name}.reference", pin.reference, "repository:tag")
         if pin.digest and not re.fullmatch(r"sha256:[0-9a-f]{64}", pin.digest):
@@ -145,25 +186,38 @@ def _images(path: Path, data: Mapping[str, Any]) -> dict[str, ImagePin]:
     return images
 
 
+def _mirrors(path: Path, data: Mapping[str, Any]) -> dict[str, Mirror]:
+    tables = _by_architecture(path, data, "mirror", ("location", "date"))
+    return {name: Mirror(**values) for name, values in tables.items()}
+
+
+def _packages(path: Path, data: Mapping[str, Any]) -> dict[str, str]:
+    packages = _table(path, data, "packages")
+    for name, version in packages.items():
+        if not isinstance(version, str):
+            raise _fault(path, f"packages.{name}", version, "a version as a string")
+    return packages
+
+
+def _compile_flydsl(path: Path, data: Mapping[str, Any]) -> tuple[str, ...]:
+    table = _table(path, data, "compile")
+    _check_known(path, "compile.", table, ("flydsl",))
+    versions = table.get("flydsl", [])
+    if not isinstance(versions, list) or not all(isinstance(one, str) for one in versions):
+        raise _fault(path, "compile.flydsl", versions, "a list of versions as strings")
+    return tuple(versions)
+
+
 def _files(path: Path, data: Mapping[str, Any]) -> tuple[LockedFile, ...]:
     entries = []
-    for name, value in data.get("files", {}).items():
+    for name, value in _table(path, {"files": {}, **data}, "files").items():
         if not isinstance(value, dict) or value.get("action") not in ACTIONS:
             raise _fault(path, f'files."{name}"', value, f"action one of {', '.join(ACTIONS)}, and sha256")
+        _check_known(path, f'files."{name}".', value, ("action", "sha256"))
         if not re.fullmatch(r"[0-9a-f]{64}", str(value.get("sha256"))):
             raise _fault(path, f'files."{name}".sha256', value.get("sha256"), "64 lower-case hex digits")
         entries.append(LockedFile(name, value["action"], value["sha256"]))
     return tuple(entries)
-
-
-def write_text_atomically(path: Path, text: str) -> None:
-    """Replace a text file in one step: a reader sees the old content or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_lock(path: Path, files: Iterable[LockedFile]) -> None:

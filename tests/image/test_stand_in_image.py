@@ -15,9 +15,12 @@ from pathlib import Path
 import pytest
 
 from rocm_overlay.engine import Buildah, RunRequest, Shell
+from rocm_overlay.image import CONTEXT
 
 ROOT = Path(__file__).resolve().parents[2]
 TAG = "localhost/vllm-openai-rocm:image-test"
+# Where the stand-in has its packages.
+SITE = "/usr/local/lib/python3.13/dist-packages"
 BASE_NAME = "org.opencontainers.image.base.name"
 
 pytestmark = [
@@ -58,14 +61,48 @@ class Image:
 
 
 @pytest.fixture(scope="module")
-def image():
-    command = [sys.executable, "-m", "rocm_overlay.cli", "image", "--engine", "buildah", "--tag", TAG]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def checkout(tmp_path_factory):
+    """A checkout as a clone under umask 077 is: closed to every user but its owner."""
+    root = tmp_path_factory.mktemp("closed") / "checkout"
+    for name in (*CONTEXT, ".dockerignore", "ci"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, root / name)
+    (root / "build").symlink_to(ROOT / "build")
+    for path in [root, *root.rglob("*")]:
+        if not path.is_symlink():
+            path.chmod(0o700 if path.is_dir() or os.access(path, os.X_OK) else 0o600)
+    return root
+
+
+def build(checkout, tag, *options):
+    command = [sys.executable, "-m", "rocm_overlay.cli", "image", "--engine", "buildah", "--tag", tag]
+    environment = {
+        **os.environ,
+        "ROCM_OVERLAY_HOME": str(checkout),
+        "ROCM_OVERLAY_CACHE": str(ROOT / ".cache"),
+        "PYTHON": sys.executable,
+    }
+    return subprocess.run(
+        [*command, *options],
+        cwd=checkout,
+        env=environment,
+        umask=0o077,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def image(checkout):
+    done = build(checkout, TAG)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     engine = Buildah(Shell())
     assert engine.answers()
     with engine.container(TAG) as ours, engine.container(engine.labels(TAG)[BASE_NAME]) as base:
         yield Image(engine, done.stdout + done.stderr, ours, base)
+    engine._run("rmi", TAG)
 
 
 def test_the_build_says_that_the_base_is_a_stand_in(image):
@@ -83,6 +120,79 @@ def test_the_labels_are_those_of_what_was_laid(image):
     assert labels["org.opencontainers.image.version"] == manifest["version"]
     assert labels["vllm-openai-rocm.vllm-version"] == manifest["base"]["vllm_version"]
     assert labels[BASE_NAME] == manifest["base"]["reference"]
+
+
+AS_ANOTHER_USER = ("setpriv", "--reuid=12345", "--regid=12345", "--clear-groups")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("rocm-overlay", "verify"), "intact"),
+        (("rocm-overlay-entrypoint", "--recipe", "mi355x-tp4", "--dry-run"), "vllm serve"),
+        (("rocm-overlay", "recipes", "list"), "mi355x-tp4"),
+    ],
+)
+def test_any_user_can_use_an_image_built_from_a_checkout_that_is_closed_to_others(
+    image, checkout, command, said
+):
+    assert (checkout / "base.toml").stat().st_mode & 0o077 == 0
+    assert said in image.output(*AS_ANOTHER_USER, *command)
+
+
+def test_every_file_of_ours_and_of_vllm_can_be_read_by_every_user(image):
+    listing = f"find /opt/vllm-openai-rocm {SITE} ! -type l ! -perm -a+r; find / -xdev -type d ! -perm -a+rx"
+    closed = image.output("sh", "-c", listing).split()
+    # Debian's own: its administrator's home and what is below some system folders.
+    assert [path for path in closed if path.startswith(("/opt", "/usr", "/var/cache/vllm"))] == []
+
+
+FLYDSL = "/var/cache/vllm-openai-rocm/flydsl"
+
+
+def test_the_kernels_that_the_base_brings_are_found_and_any_user_can_add_to_them(image):
+    linked = image.output("sh", "-c", f"cd {FLYDSL}; find . ! -type d").split()
+    assert linked == ["./stand_in_0/0.pkl"]
+    script = "cd stand_in_0 && cat 0.pkl && : >0.lock && rm 0.lock && mkdir ../new_1 && rmdir ../new_1"
+    assert image.output(*AS_ANOTHER_USER, "sh", "-c", f"cd {FLYDSL} && {script}") == "no kernel\n"
+
+
+DRIFTED = "localhost/vllm-openai-rocm:image-test-nightly"
+NIGHTLY = "0.33.1.dev7+g4ba787ec9"
+
+
+@pytest.fixture
+def nightly(image):
+    """An image over a base of another version, in which a file that we touch differs from the lock."""
+    path = "vllm/models/deepseek_v41/amd/rocm.py"
+    engine = image.engine
+    with engine.container(image.base) as container:
+        version = f"echo '__version__ = \"{NIGHTLY}\"' >{SITE}/vllm/_version.py"
+        change = f"echo '# changed' >>{SITE}/{path}; {version}"
+        request = RunRequest(image.base, ("sh", "-c", change), entrypoint=False)
+        assert engine.run_in(container, request, capture=True).status == 0
+        assert engine._run("commit", "--quiet", container, DRIFTED).status == 0
+    yield path
+    engine._run("rmi", DRIFTED)
+
+
+def test_a_drifted_nightly_is_refused_and_where_that_is_allowed_the_image_says_so(image, checkout, nightly):
+    tag = f"{TAG}-drift"
+    refused = build(checkout, tag, "--base", DRIFTED)
+    assert refused.returncode == 2 and nightly in refused.stderr and not image.engine.has_image(tag)
+    done = build(checkout, tag, "--base", DRIFTED, "--allow-drift", nightly)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    try:
+        assert f"DRIFT ALLOWED in {nightly}" in done.stderr
+        labels = image.engine.labels(tag)
+        assert labels["vllm-openai-rocm.drift-allowed"] == nightly
+        assert labels["vllm-openai-rocm.vllm-version"] == NIGHTLY
+        request = RunRequest(tag, ("rocm-overlay", "verify", "--json"), entrypoint=False)
+        manifest = json.loads(image.engine.run(request, capture=True).output)
+        assert [one["path"] for one in manifest["drift_allowed"]] == [nightly]
+        assert manifest["base"]["vllm_version"] == NIGHTLY
+    finally:
+        image.engine._run("rmi", tag)
 
 
 def test_a_recipe_dry_run_prints_the_server_command(image):

@@ -126,6 +126,50 @@ def test_a_driver_file_that_makes_no_sense_fails_the_gpus_and_nothing_else(tmp_p
     assert rows["GPUs"].status == FAIL and rows["overlay"].status == OK
 
 
+UNREADABLE = [
+    PermissionError(13, "Permission denied", "/sys/class/kfd"),
+    UnicodeDecodeError("ascii", b"\xff", 0, 1, "ordinal not in range(128)"),
+]
+
+
+@pytest.mark.parametrize("error", UNREADABLE, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    ("reader", "checks"),
+    [
+        ("read_gpus", {"GPUs"}),
+        ("held_memory", {"other processes"}),
+        ("_package", set(PIN.packages)),
+        ("_overlay", {"overlay"}),
+        ("_cache", {"VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "FLYDSL_RUNTIME_CACHE_DIR"}),
+    ],
+)
+def test_files_that_cannot_be_read_leave_their_checks_unknown_and_no_other(
+    tmp_path, monkeypatch, error, reader, checks
+):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(doctor, reader, fail)
+    rows = examine(make_machine(tmp_path))
+    assert {name for name, row in rows.items() if row.status == UNKNOWN} == checks
+    assert {row.status for name, row in rows.items() if name not in checks} == {OK}
+    assert all(str(error) in rows[name].seen and rows[name].fix for name in checks)
+
+
+def test_driver_files_that_are_no_text_do_not_end_the_report(tmp_path):
+    machine = make_machine(tmp_path)
+    (machine.sysfs / doctor.NODES / "1/properties").write_bytes(b"simd_count \xff\xfe\n")
+    rows = examine(machine)
+    assert rows["overlay"].status == OK and {row.status for row in rows.values()} != {OK}
+
+
+def test_what_the_driver_lists_under_no_process_number_holds_nothing(tmp_path):
+    machine = make_machine(tmp_path)
+    (machine.sysfs / doctor.KFD_PROCESSES / "odd").mkdir()
+    (machine.sysfs / doctor.KFD_PROCESSES / "odd/vram_1001").write_text("5\n")
+    assert examine(machine)["other processes"].status == OK
+
+
 @pytest.mark.parametrize(
     ("package", "version", "status"),
     [

@@ -23,7 +23,7 @@ MANIFEST = {
     "overlay_hash": "abcdef0123456789",
     "series_hash": "fedcba9876543210",
     "base": {"vllm_version": "0.33.0", "reference": "vendor/image:tag", "digest": "sha256:123"},
-    "files": [],
+    "files": [{"path": "vllm/a.py", "action": "added", "sha256": "0" * 64}],
     "drift_allowed": [],
 }
 

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from rocm_overlay import engine as engines
-from rocm_overlay import image
+from rocm_overlay import image, mirror
 from rocm_overlay.engine import Buildah, Completed, Docker
 from rocm_overlay.errors import OverlayError
 from rocm_overlay.pin import Pin
@@ -19,8 +22,11 @@ from tests.unit.test_engine import DIGEST, FakeShell, image_answers
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = Pin.load(ROOT / "base.toml").images["gfx950"].reference
+OTHER = "sha256:" + "b" * 64
 STAND_IN = "localhost/vllm-rocm-stand-in:1-abc"
 STAMP = {"version": "9.9", "overlay_hash": "aa", "series_hash": "bb", "vllm_version": "0"}
+# The source archives that were fetched in this test.
+FETCHED: list[str] = []
 SCRIPT = str(ROOT / image.STAND_IN_SCRIPT)
 
 
@@ -34,6 +40,8 @@ def own_environment(monkeypatch):
     monkeypatch.setenv("BUILDAH_ISOLATION", "chroot")
     monkeypatch.setenv("STORAGE_DRIVER", "")
     monkeypatch.setattr(engines, "install_packages", lambda shell, packages: False)
+    monkeypatch.setattr(image, "fetch_base", lambda project, pin: FETCHED.append(pin.sdist))
+    FETCHED.clear()
 
 
 def pin_of(tmp_path, **lines):
@@ -42,8 +50,13 @@ def pin_of(tmp_path, **lines):
     path.write_text((ROOT / "base.toml").read_text())
     for name, value in lines.items():
         section, _, key = name.rpartition("_")
-        image.set_pin_values(path, section.replace("_", "."), {key: value})
+        mirror.set_pin_values(path, section.replace("_", "."), {key: value})
     return Pin.load(path)
+
+
+def built_over(version="0.33.0\n", labels=None):
+    """What the engines answer where the base carries a version of vllm."""
+    return {**image_answers(labels or {}), "docker run": version}
 
 
 def obtain(project, pin, engine, given=None, allow_stand_in=True):
@@ -62,7 +75,7 @@ def test_the_pinned_image_is_pulled_by_digest_when_one_is_pinned(project, tmp_pa
 def test_an_image_that_is_here_is_not_pulled_again(project, tmp_path):
     shell = FakeShell(image_answers({}))
     base = obtain(project, pin_of(tmp_path), Docker(shell))
-    assert not any("pull" in line for line in shell.commands)
+    assert not any("pull" in line for line in shell.commands) and not FETCHED
     assert (base.reference, base.digest) == (REFERENCE, DIGEST)
 
 
@@ -87,18 +100,24 @@ def test_a_pull_that_fails_without_a_mirror_says_how_to_make_one(project, tmp_pa
 
 
 def test_a_pull_that_fails_says_where_the_mirror_is_and_of_when(project, tmp_path):
-    pin = pin_of(tmp_path, mirror_location="our.registry/base@sha256:1", mirror_date="2026-01-02 03:04 UTC")
+    pin = pin_of(
+        tmp_path,
+        mirror_gfx950_location="our.registry/base@sha256:1",
+        mirror_gfx950_date="2026-01-02 03:04 UTC",
+        mirror_gfx942_location="our.registry/another",
+    )
     with pytest.raises(OverlayError) as caught:
         obtain(project, pin, Buildah(failing_pull()), allow_stand_in=False)
     assert "our.registry/base@sha256:1" in str(caught.value.fix) and "2026-01-02" in str(caught.value.fix)
 
 
 def test_the_stand_in_takes_the_place_of_a_pinned_image_and_says_so(project, tmp_path, capsys):
-    pin = pin_of(tmp_path, mirror_location="our.registry/base", mirror_date="2026-01-02 03:04 UTC")
+    pin = pin_of(tmp_path, mirror_gfx950_location="our.registry/base")
     shell = failing_pull(**{SCRIPT: f"stand-in: working\n{STAND_IN}"})
     base = obtain(project, pin, Buildah(shell))
     said = capsys.readouterr().err
     assert (base.reference, base.digest, base.stand_in) == (STAND_IN, "", True)
+    assert [pin.vllm.sdist] == FETCHED
     assert "USING THE STAND-IN BASE" in said and "cannot serve" in said and "our.registry/base" in said
 
 
@@ -139,32 +158,113 @@ def test_an_architecture_that_is_not_pinned_is_refused(project, tmp_path):
         image.image_pin(pin_of(tmp_path), "gfx1250")
 
 
-@pytest.mark.parametrize(
-    ("stand_in", "tag"), [(False, "vllm-openai-rocm:9.9"), (True, "vllm-openai-rocm:9.9-stand-in")]
-)
-def test_the_build_is_told_the_base_and_the_stamp(project, tmp_path, stand_in, tag):
-    shell = FakeShell(image_answers({"vllm-openai-rocm.overlay-hash": "aa"}))
+@pytest.mark.parametrize("other", ["", OTHER])
+def test_an_image_has_the_name_that_commands_use_unless_it_serves_nothing_or_is_one_of_two(tmp_path, other):
+    pin = pin_of(tmp_path, image_gfx950_digest=DIGEST, image_gfx942_digest=other or DIGEST)
+    wanted = {
+        "": ("vllm-openai-rocm:9.9", "vllm-openai-rocm"),
+        OTHER: ("vllm-openai-rocm:9.9-gfx950", "vllm-openai-rocm:gfx950"),
+    }
+    assert image.image_tags(pin, "gfx950", "9.9", stand_in=False) == wanted[other]
+    assert image.image_tags(pin, "gfx950", "9.9", stand_in=True) == ("vllm-openai-rocm:9.9-stand-in",)
+
+
+@pytest.mark.parametrize("stand_in", [False, True])
+def test_the_build_is_told_the_base_and_the_stamp(project, stand_in):
+    shell = FakeShell(built_over(labels={"vllm-openai-rocm.overlay-hash": "aa"}))
     base = image.Base("base:1", "base:1", DIGEST, Docker(shell), stand_in)
-    built = image.build_image(project, pin_of(tmp_path), STAMP, base)
+    built = image.build_image(project, STAMP, base, ["ours:1", "ours"])
     command = next(line for line in shell.commands if line.startswith("docker build"))
     for argument in ("BASE_IMAGE=base:1", f"BASE_DIGEST={DIGEST}", "VERSION=9.9", "OVERLAY_HASH=aa"):
         assert f"--build-arg {argument}" in command
-    assert built.reference == tag and f"--tag {tag} " in command
+    assert "--tag ours:1 --tag ours " in command
+    assert re.search(r"image +ours:1\n.*image +ours\n", built.table(), re.DOTALL)
     assert ("STAND-IN" in built.table()) is stand_in
     assert "wall time" in built.table()
+
+
+def test_the_label_has_the_version_that_the_base_itself_carries(project):
+    shell = FakeShell(built_over("warning: noise\n0.33.1.dev7+g4ba787ec9\n"))
+    image.build_image(project, STAMP, image.Base("nightly", "nightly", "", Docker(shell)), ["ours"])
+    assert any(line.startswith("docker run --rm --entrypoint python3 nightly -c") for line in shell.commands)
+    assert any("--build-arg VLLM_VERSION=0.33.1.dev7+g4ba787ec9 " in line for line in shell.commands)
+
+
+def test_the_script_that_asks_the_base_finds_the_version_without_importing(tmp_path):
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").write_text("raise SystemExit('imported')\n")
+    (tmp_path / "vllm/_version.py").write_text("__version__ = version = '1.2.3+rocm'\n")
+    done = subprocess.run(
+        [sys.executable, "-c", image.VERSION_SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "1.2.3+rocm\n"
+
+
+def test_a_base_without_vllm_is_refused_before_anything_is_built(project):
+    shell = FakeShell(built_over(Completed(1, "", "Traceback\nAttributeError: no vllm")))
+    with pytest.raises(OverlayError, match=r"the base image other:1 has no vllm package") as caught:
+        image.build_image(project, STAMP, image.Base("other:1", "other:1", "", Docker(shell)), ["ours"])
+    assert caught.value.seen == "AttributeError: no vllm"
+    assert not any("build" in line for line in shell.commands)
+
+
+def test_drift_that_is_allowed_reaches_the_lay_and_is_loud(project, capsys):
+    shell = FakeShell(built_over())
+    base = image.Base("base:1", "base:1", "", Docker(shell))
+    image.build_image(project, STAMP, base, ["ours"], allow_drift=["vllm/a.py", "vllm/b.py"])
+    assert any("--build-arg ALLOW_DRIFT=vllm/a.py vllm/b.py " in line for line in shell.commands)
+    assert "DRIFT ALLOWED in vllm/a.py, vllm/b.py" in capsys.readouterr().err
+    image.build_image(project, STAMP, base, ["ours"])
+    assert "DRIFT" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["", "two words", "a;b", "$(id)"])
+def test_a_drift_path_that_the_dockerfile_would_not_get_is_refused(path):
+    with pytest.raises(OverlayError, match="--allow-drift takes the path of one file"):
+        image.check_drift_paths(["vllm/fine.py", path])
+
+
+def test_an_image_that_loses_its_name_is_not_removed_and_the_user_is_told_how(project, capsys):
+    shell = FakeShell(built_over())
+    image.build_image(project, STAMP, image.Base("base:1", "base:1", "", Docker(shell)), ["ours"])
+    assert "docker image prune" in capsys.readouterr().err
+    assert not any("rmi" in line or "prune" in line for line in shell.commands)
+    shell.answers["docker image inspect ours"] = 1
+    image.build_image(project, STAMP, image.Base("base:1", "base:1", "", Docker(shell)), ["ours"])
+    assert "prune" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("goal", "variables", "wanted"),
+    [
+        ("image", [], "image --arch gfx950"),
+        ("image", ["ALLOW_DRIFT=a.py b.py"], "image --arch gfx950 --allow-drift a.py --allow-drift b.py"),
+        ("mirror-base", ["TO=x/y:1"], "mirror-base --to x/y:1"),
+        ("mirror-base", ["TO=x/y:1", "ARCH=gfx942"], "mirror-base --to x/y:1 --arch gfx942"),
+        ("pin-digest", [], "pin-digest"),
+        ("pin-digest", ["ARCH=gfx942"], "pin-digest --arch gfx942"),
+    ],
+)
+def test_the_makefile_passes_what_it_is_given_and_fetches_nothing_itself(goal, variables, wanted):
+    environment = {name: value for name, value in os.environ.items() if name != "ARCH"}
+    command = ["make", "--dry-run", goal, "TOOL=tool", *variables]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    setup, *run = done.stdout.replace("\\\n", "").splitlines()
+    assert setup == "ci/setup.sh image"
+    assert [shlex.split(line) for line in run] == [["tool", *wanted.split()]]
 
 
 def test_a_folder_that_lacks_files_of_the_image_is_refused_by_their_names(tmp_path):
     shell = FakeShell(image_answers({}))
     base = image.Base("base:1", "base:1", "", Docker(shell))
     with pytest.raises(OverlayError) as caught:
-        image.build_image(Project(tmp_path), pin_of(tmp_path), STAMP, base)
+        image.build_image(Project(tmp_path), STAMP, base, ["ours"])
     assert "Dockerfile" in str(caught.value.seen) and not shell.commands
 
 
-def test_every_argument_of_the_dockerfile_is_passed_and_every_one_passed_is_used(project, tmp_path):
-    shell = FakeShell(image_answers({}))
-    image.build_image(project, pin_of(tmp_path), STAMP, image.Base("b", "b", "", Docker(shell)))
+def test_every_argument_of_the_dockerfile_is_passed_and_every_one_passed_is_used(project):
+    shell = FakeShell(built_over())
+    image.build_image(project, STAMP, image.Base("b", "b", "", Docker(shell)), ["ours"])
     command = next(line for line in shell.commands if line.startswith("docker build"))
     passed = set(re.findall(r"--build-arg (\w+)=", command))
     assert passed == set(re.findall(r"^ARG (\w+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
@@ -194,6 +294,13 @@ def test_the_stand_in_scripts_reference_changes_with_the_base(tmp_path):
     assert key() == before and before.startswith("localhost/vllm-rocm-stand-in:")
     (base / "vllm/one.py").write_text("a = 2\n")
     assert key() != before
+
+
+def test_no_script_or_engine_removes_an_image():
+    for name in ("ci/stand-in-base.sh", "src/rocm_overlay/engine.py"):
+        text = (ROOT / name).read_text()
+        code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith(("#", "say ")))
+        assert not re.search(r'buildah rmi|_run\("rmi', code)
 
 
 def test_the_stand_in_script_says_what_is_missing(tmp_path):
