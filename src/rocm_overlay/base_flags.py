@@ -67,6 +67,22 @@ def find_problems(tree: Path, cases: Sequence[Case], python: str = sys.executabl
     Raises:
         OverlayError: no vLLM in ``tree``, or it cannot be imported there.
     """
+    found = _ask(tree, {"cases": [dataclasses.asdict(case) for case in cases]}, python)
+    return [Problem(**{**entry, "near": tuple(entry["near"])}) for entry in found]
+
+
+def read_spellings(tree: Path, python: str = sys.executable) -> dict[str, dict[str, Any]]:
+    """Every flag of the ``vllm serve`` in ``tree``, as ``flags.py`` reads it from its table.
+
+    Raises:
+        OverlayError: as ``find_problems``.
+    """
+    spellings: dict[str, dict[str, Any]] = _ask(tree, {}, python)
+    return spellings
+
+
+def _ask(tree: Path, request: Mapping[str, Any], python: str) -> Any:
+    """What the vLLM in ``tree`` answers, in a process of its own."""
     if not (tree / "vllm" / "envs.py").is_file():
         raise OverlayError(
             "no vLLM to check recipes against",
@@ -76,12 +92,11 @@ def find_problems(tree: Path, cases: Sequence[Case], python: str = sys.executabl
         )
     with tempfile.TemporaryDirectory() as scratch:
         answer = Path(scratch) / "answer.json"
-        request = json.dumps({"cases": [dataclasses.asdict(case) for case in cases], "answer": str(answer)})
         sources = os.pathsep.join([str(tree.resolve()), str(Path(__file__).resolve().parents[1])])
         environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
         done = subprocess.run(
             [python, "-m", "rocm_overlay.base_flags"],
-            input=request,
+            input=json.dumps({**request, "answer": str(answer)}),
             env={**environment, **CHILD_ENVIRONMENT, "PYTHONPATH": sources},
             cwd=scratch,
             capture_output=True,
@@ -95,8 +110,7 @@ def find_problems(tree: Path, cases: Sequence[Case], python: str = sys.executabl
                 wanted="an interpreter with vLLM's common dependencies",
                 fix="run in the project's virtual environment, or in the image",
             )
-        found = json.loads(answer.read_text(encoding="utf-8"))
-    return [Problem(**{**entry, "near": tuple(entry["near"])}) for entry in found]
+        return json.loads(answer.read_text(encoding="utf-8"))
 
 
 def refuse(problems: Sequence[Problem], tree: Path) -> None:
@@ -118,11 +132,12 @@ def refuse(problems: Sequence[Problem], tree: Path) -> None:
 
 
 def _answer(request: Mapping[str, Any]) -> None:
-    cases = [Case(entry["name"], tuple(entry["words"]), entry["env"]) for entry in request["cases"]]
     base = _Base()
-    problems = [problem for case in cases for problem in base.problems(case)]
-    text = json.dumps([dataclasses.asdict(problem) for problem in problems])
-    Path(request["answer"]).write_text(text, encoding="utf-8")
+    said: object = base.spellings()
+    if "cases" in request:
+        cases = [Case(entry["name"], tuple(entry["words"]), entry["env"]) for entry in request["cases"]]
+        said = [dataclasses.asdict(problem) for case in cases for problem in base.problems(case)]
+    Path(request["answer"]).write_text(json.dumps(said), encoding="utf-8")
 
 
 class _Base:
@@ -138,6 +153,19 @@ class _Base:
         self.variables: dict[str, Any] = importlib.import_module("vllm.envs").environment_variables
         vllm_config = importlib.import_module("vllm.config").VllmConfig
         self.configs = {field.name: _config_class(field.type) for field in dataclasses.fields(vllm_config)}
+
+    def spellings(self) -> dict[str, dict[str, Any]]:
+        """By each flag's long name: the words that set it, those that unset it, and its values."""
+        found: dict[str, dict[str, Any]] = {}
+        for word, action in self.flags.items():
+            longs = [name for name in action.option_strings if name.startswith("--")]
+            negative: set[str] = getattr(action, "negative_option_strings", set())
+            own = found.setdefault(longs[0][2:], {"on": [], "off": [], "values": _values(action)})
+            own["off" if word in negative else "on"].append(word)
+        return {
+            name: {**own, "on": sorted(own["on"]), "off": sorted(own["off"])}
+            for name, own in sorted(found.items())
+        }
 
     def problems(self, case: Case) -> Iterator[Problem]:
         """All faults of one case; the parser is asked only when it knows every flag."""
@@ -203,6 +231,11 @@ class _Base:
             yield Problem(case.name, "vllm serve refuses the command", _line(error))
 
 
+def _values(action: Any) -> str:
+    """How many words a flag takes: "0", "1", "?" (one or none) or "+" (one or more)."""
+    return "1" if action.nargs is None else str(action.nargs)
+
+
 def _config_problems(case: str, where: str, config: type, content: Mapping[str, Any]) -> Iterator[Problem]:
     fields = {field.name: field for field in dataclasses.fields(config)}
     adapter = importlib.import_module("pydantic").TypeAdapter
@@ -246,6 +279,9 @@ def _is_flag(word: str) -> bool:
 
 def _root(flag: str) -> str:
     """The flag's own name in the parser's spelling: dashes, and nothing behind a dot."""
+    # The parser turns -O3 into the long flag before it looks at anything.
+    if flag.startswith("-O"):
+        return "--optimization-level"
     root = flag.partition(".")[0]
     return "--" + root[2:].replace("_", "-") if root.startswith("--") else root
 

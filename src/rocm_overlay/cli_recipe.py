@@ -7,16 +7,22 @@ import argparse
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocm_overlay import base_flags, preflight, table
+from rocm_overlay import __version__, base_flags, flags, preflight, table
+from rocm_overlay.container import compose_text, docker_line
 from rocm_overlay.errors import EXIT_OK, CheckFailed, OverlayError
+from rocm_overlay.install import find_site
+from rocm_overlay.masking import mask_words
 from rocm_overlay.memory import plan
-from rocm_overlay.pin import write_text_atomically
 from rocm_overlay.project import Project
-from rocm_overlay.recipe import Recipe, load, load_all
-from rocm_overlay.render import DEFAULT_IMAGE, build_command, compose_text, docker_line, text_of
+from rocm_overlay.recipe import Recipe, load, load_all, recipe_names
+from rocm_overlay.render import build_command
+from rocm_overlay.settings import read_settings
+from rocm_overlay.textio import read_text, write_text_atomically
+from rocm_overlay.values import shown
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -24,16 +30,40 @@ else:
     Subparsers = argparse._SubParsersAction
 
 FORMS = ("serve", "docker", "compose")
+TREE_DEFAULT = "default: build/tree, and where there is none the installed vllm"
 
 # The lines of recipes/README.md between which the generated table stands.
 TABLE_BEGIN = "<!-- recipes table: begin -->"
 TABLE_END = "<!-- recipes table: end -->"
 
 
+class _VerbParser(argparse.ArgumentParser):
+    """A parser that leaves everything behind the first ``--`` alone, and unknown words to the verb.
+
+    argparse drops the ``--`` before a verb sees it, and repeats unknown words in its error, where
+    one can be a secret.
+    """
+
+    takes_words = False
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        if not self.takes_words or args is None:
+            return super().parse_known_args(args, namespace)
+        words = list(args)
+        own = words[: words.index("--")] if "--" in words else words
+        found, unknown = super().parse_known_args(own, namespace)
+        found.unknown, found.overrides = unknown, words[len(own) + 1 :]
+        return found, []
+
+
 def register(subparsers: Subparsers) -> None:
     """Add ``recipes`` and its commands to the tool's parser."""
     parser = subparsers.add_parser("recipes", help="list, explain, render and check serving recipes")
-    verbs = parser.add_subparsers(dest="recipes_command", required=True, metavar="COMMAND")
+    verbs = parser.add_subparsers(
+        dest="recipes_command", required=True, metavar="COMMAND", parser_class=_VerbParser
+    )
 
     verbs.add_parser("list", help="the recipes, one a line").set_defaults(run=_list)
 
@@ -44,31 +74,30 @@ def register(subparsers: Subparsers) -> None:
     render = verbs.add_parser(
         "render",
         help="one recipe as a command, with your flags after --",
-        parents=[_form_parser()],
         usage="%(prog)s NAME [--as {serve,docker,compose}] [--image IMAGE] [-- FLAGS]",
+        allow_abbrev=False,
     )
+    render.takes_words = True
     render.add_argument("name")
-    # argparse cannot tell flags of ours from the server's behind a name, so it hands over both.
-    render.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    render.add_argument("--as", dest="form", choices=FORMS, default="serve")
+    image = "the image of the docker and compose forms (default: the name that make image gives it)"
+    render.add_argument("--image", help=image)
     render.set_defaults(run=_render)
 
     check = verbs.add_parser("check", help="every recipe against a vLLM's own parser and environment table")
-    check.add_argument("--tree", type=Path, help="the folder that contains vllm/ (default: build/tree)")
+    check.add_argument("--tree", type=Path, help=f"the folder that contains vllm/ ({TREE_DEFAULT})")
     check.set_defaults(run=_check)
+
+    spellings = verbs.add_parser("flags", help="the table of every spelling of the base's flags")
+    spellings.add_argument("--tree", type=Path, help=f"the folder that contains vllm/ ({TREE_DEFAULT})")
+    spellings.add_argument("--write", action="store_true", help="write it anew")
+    spellings.set_defaults(run=_flags)
 
     generate = verbs.add_parser("table", help="the generated table of recipes")
     mode = generate.add_mutually_exclusive_group()
     mode.add_argument("--write", action="store_true", help="put it into recipes/README.md")
     mode.add_argument("--check", action="store_true", help="fail where recipes/README.md has another one")
     generate.set_defaults(run=_table)
-
-
-def _form_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(add_help=False, prog="recipes render NAME")
-    parser.add_argument("--as", dest="form", choices=FORMS, default=argparse.SUPPRESS)
-    image = "the image of the docker and compose forms"
-    parser.add_argument("--image", default=argparse.SUPPRESS, help=f"{image} (default: {DEFAULT_IMAGE})")
-    return parser
 
 
 def _list(_arguments: argparse.Namespace) -> int:
@@ -100,8 +129,8 @@ def explanation(recipe: Recipe) -> str:
     ]
     lines += _explained(recipe, recipe.env)
     lines += ["", "arguments"]
-    lines += _explained(recipe, {key: text_of(value) for key, value in recipe.args.items()})
-    settings = preflight.read_settings(recipe, build_command(recipe), recipe.env)
+    lines += _explained(recipe, recipe.args)
+    settings = read_settings(recipe, build_command(recipe), {})
     rows = table.render(("what", "GiB", "source"), plan(settings.shape).rows())
     lines += ["", "memory a GPU, GiB", *(f"  {row}" for row in rows.splitlines())]
     for published in recipe.published:
@@ -112,41 +141,52 @@ def explanation(recipe: Recipe) -> str:
     return "\n".join(lines)
 
 
-def _explained(recipe: Recipe, settings: Mapping[str, str]) -> list[str]:
+def _explained(recipe: Recipe, settings: Mapping[str, object]) -> list[str]:
     lines: list[str] = []
     for key, value in settings.items():
-        lines.append(f"  {key} = {value}")
+        lines.append(f"  {key} = {shown(key, value)}")
         if key in recipe.notes:
             lines.append(f"      {recipe.notes[key]}")
     return lines
 
 
 def _render(arguments: argparse.Namespace) -> int:
-    rest: list[str] = arguments.rest
-    ours = rest[: rest.index("--")] if "--" in rest else rest
-    overrides = rest[len(ours) + 1 :]
-    _, unknown = _form_parser().parse_known_args(ours, arguments)
-    if unknown:
+    overrides: list[str] = arguments.overrides
+    if arguments.unknown:
+        words = " ".join(mask_words(arguments.unknown))
+        # Behind an unknown flag, what is taken for the name may be that flag's value.
+        known = arguments.name in recipe_names(Project.find().recipes)
         raise OverlayError(
             "recipes render does not know an argument",
-            seen=" ".join(unknown),
+            seen=words,
             wanted="--as, --image, or flags of vllm serve behind --",
-            fix=f"recipes render {arguments.name} -- {' '.join(unknown)}",
+            fix=f"recipes render {arguments.name if known else 'NAME'} -- {words}",
         )
-    form: str = getattr(arguments, "form", "serve")
-    image: str = getattr(arguments, "image", DEFAULT_IMAGE)
-    recipe = load(Project.find().recipes, arguments.name)
+    form: str = arguments.form
+    project = Project.find()
+    recipe = load(project.recipes, arguments.name)
     command = build_command(recipe, overrides)
     # On stderr, so that the rendered text alone can go into a file.
     for override in command.overrides:
         print(f"# override {override}", file=sys.stderr)
     if form == "serve":
         print(command.line())
-    elif form == "docker":
+        return EXIT_OK
+    image: str = arguments.image or built_image(recipe, project)
+    if form == "docker":
         print(docker_line(recipe, overrides, image))
     else:
         print(compose_text(recipe, overrides, image), end="")
     return EXIT_OK
+
+
+def built_image(recipe: Recipe, project: Project) -> str:
+    """The name that ``make image`` gives the image that the recipe runs on."""
+    # What builds images is not needed for anything else here.
+    from rocm_overlay.image import image_tags
+    from rocm_overlay.pin import Pin
+
+    return image_tags(Pin.load(project.pin_file), recipe.image, __version__, stand_in=False)[0]
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -154,11 +194,36 @@ def _check(arguments: argparse.Namespace) -> int:
     recipes = load_all(project.recipes)
     check_images(recipes, project.pin_file)
     for recipe in recipes:
-        settings = preflight.read_settings(recipe, build_command(recipe), recipe.env)
+        settings = read_settings(recipe, build_command(recipe), {})
         preflight.refuse(recipe.name, preflight.check(settings))
-    tree: Path = arguments.tree or project.tree
+    tree: Path = arguments.tree or default_tree(project)
     base_flags.refuse(base_flags.find_problems(tree, cases(recipes)), tree)
     print(f"{len(recipes)} recipes: every flag, value, key and variable is known to the vLLM in {tree}")
+    return EXIT_OK
+
+
+def default_tree(project: Project) -> Path:
+    """The laid tree of a checkout; in the image, which has none, the folder of the installed vllm.
+
+    Raises:
+        OverlayError: neither is there.
+    """
+    return project.tree if (project.tree / "vllm").is_dir() else find_site()
+
+
+def _flags(arguments: argparse.Namespace) -> int:
+    tree: Path = arguments.tree or default_tree(Project.find())
+    wanted = flags.table_text(base_flags.read_spellings(tree))
+    kept = Path(str(resources.files("rocm_overlay").joinpath(flags.TABLE_NAME)))
+    if arguments.write:
+        write_text_atomically(kept, wanted)
+    elif read_text(kept, kept.name) != wanted:
+        raise CheckFailed(
+            f"{kept.name} is not the table of the vllm serve in {tree}",
+            wanted="every spelling that its parser takes",
+            fix="rocm-overlay recipes flags --write",
+        )
+    print(f"{kept.name}: {len(wanted.splitlines()) - 2} flags, as the vllm serve in {tree} takes them")
     return EXIT_OK
 
 
@@ -174,7 +239,7 @@ def check_images(recipes: Sequence[Recipe], pin_file: Path) -> None:
     Raises:
         CheckFailed: names the first recipe whose image is not.
     """
-    images = tomllib.loads(pin_file.read_text(encoding="utf-8")).get("image", {})
+    images = tomllib.loads(read_text(pin_file, pin_file.name)).get("image", {})
     for recipe in recipes:
         if recipe.image not in images:
             raise CheckFailed(
@@ -192,7 +257,7 @@ def _table(arguments: argparse.Namespace) -> int:
         print(wanted)
         return EXIT_OK
     for readme in (project.recipes / "README.md", project.root / "README.md"):
-        text = readme.read_text(encoding="utf-8")
+        text = read_text(readme, readme.name)
         changed = with_table(text, wanted)
         if arguments.write:
             write_text_atomically(readme, changed)

@@ -160,8 +160,9 @@ def _gpu_rows(needs: Needs, machine: Machine) -> list[Row]:
     except OverlayError as error:
         return [Row("GPUs", FAIL, str(error.seen), str(error.wanted), str(error.fix))]
     rows = [_count(gpus, needs)]
-    if gpus:
-        rows += [_architecture(gpus, needs), _compute_units(gpus), _memory(gpus, needs)]
+    # A server takes the first GPUs that it sees; another one, an integrated one say, concerns nobody.
+    if used := gpus[: needs.gpus]:
+        rows += [_architecture(used, needs), _compute_units(used), _memory(used, needs)]
     return rows + _guarded("other processes", _holders, gpus, needs, machine)
 
 

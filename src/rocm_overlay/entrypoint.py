@@ -19,17 +19,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from rocm_overlay import preflight, table
+from rocm_overlay import __version__, preflight, table
 from rocm_overlay.errors import EXIT_FAILED_CHECK, EXIT_OK, OverlayError
 from rocm_overlay.machine import Gpu, read_gpus, visible_gpus
 from rocm_overlay.memory import GIB, plan
 from rocm_overlay.project import Project
 from rocm_overlay.recipe import Recipe, load, load_all
 from rocm_overlay.render import ServeCommand, build_command
+from rocm_overlay.settings import Settings, read_settings, with_card
+from rocm_overlay.values import shown
 
 RECIPE_FLAG = "--recipe"
 DRY_RUN_FLAG = "--dry-run"
@@ -42,12 +44,26 @@ def _become(program: str, argv: Sequence[str], environment: Mapping[str, str]) -
     os.execvpe(program, list(argv), environment)
 
 
+def _identity() -> str:
+    """The line that says what this server is built from."""
+    # Passed-through commands need none of it.
+    from rocm_overlay.identity import identity_line
+    from rocm_overlay.install import find_site
+
+    try:
+        return identity_line(find_site())[1]
+    except (OverlayError, OSError, UnicodeError) as error:
+        why = error.what if isinstance(error, OverlayError) else str(error)
+        return f"vllm-openai-rocm {__version__}: {why.splitlines()[0]}"
+
+
 @dataclass(frozen=True)
 class World:
     """What the entry point touches, so that a test can hand it another one.
 
     Attributes:
         recipes: the folder of recipes; None: the project's.
+        identity: what is installed here, in one line.
     """
 
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -55,6 +71,7 @@ class World:
     recipes: Path | None = None
     out: TextIO = field(default_factory=lambda: sys.stdout)
     execute: Execute = _become
+    identity: Callable[[], str] = _identity
 
     def recipe_folder(self) -> Path:
         """The folder that recipes are read from."""
@@ -82,7 +99,7 @@ class Start:
 
     recipe: Recipe
     command: ServeCommand
-    settings: preflight.Settings
+    settings: Settings
     gpus: tuple[Gpu, ...]
     environment: Mapping[str, str]
     variables: tuple[tuple[str, str, str], ...]
@@ -98,8 +115,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(sys.argv[1:] if argv is None else argv, World())
     except OverlayError as error:
-        print(error.render(), file=sys.stderr)
-        return error.exit_code
+        refusal = error
+    except (OSError, UnicodeError) as error:
+        refusal = OverlayError(
+            "something that the entry point needs cannot be read or written",
+            seen=str(error),
+            wanted="readable recipes and driver files, and an open output",
+            fix="correct what is named, or start vllm serve without --recipe",
+        )
+    print(refusal.render(), file=sys.stderr)
+    return refusal.exit_code
 
 
 def run(argv: Sequence[str], world: World) -> int:
@@ -155,8 +180,8 @@ def read_request(argv: Sequence[str]) -> Request | None:
 def prepare(request: Request, world: World) -> Start:
     """Resolve the recipe against the environment and the machine, and judge it.
 
-    A variable that the container was started with stands over the recipe's. Without a visible GPU a
-    dry run judges the settings alone, for the cards that the recipe names.
+    A variable that the container was started with stands over the recipe's. Without a GPU a dry run
+    judges the settings alone, for the cards that the recipe names.
 
     Raises:
         OverlayError: no such recipe, or arguments that cannot be read.
@@ -165,41 +190,19 @@ def prepare(request: Request, world: World) -> Start:
     recipe = load(folder, request.recipe)
     command = build_command(recipe, request.overrides)
     environment = {**command.env, **world.environ}
-    gpus = tuple(visible_gpus(read_gpus(world.sysfs), world.environ))
-    settings = preflight.read_settings(recipe, command, environment)
-    settings = preflight.with_card(settings, gpus)
-    refusals = preflight.check(settings)
-    if gpus or not request.dry_run:
-        fitting = fitting_recipe(load_all(folder), gpus)
-        refusals += preflight.check_machine(recipe, settings, gpus, fitting)
+    present = read_gpus(world.sysfs)
+    gpus = tuple(visible_gpus(present, world.environ))
+    settings = read_settings(recipe, command, world.environ)
+    machine = present if present or not request.dry_run else None
     return Start(
         recipe=recipe,
         command=command,
-        settings=settings,
+        settings=with_card(settings, gpus),
         gpus=gpus,
         environment=environment,
         variables=tuple((name, value, environment[name]) for name, value in command.env.items()),
-        refusals=tuple(refusals),
+        refusals=tuple(preflight.check(settings, machine, load_all(folder))),
     )
-
-
-def fitting_recipe(recipes: Sequence[Recipe], gpus: Sequence[Gpu]) -> str:
-    """The recipe that uses most of these GPUs, "" where none fits their architecture and memory."""
-    if not gpus:
-        return ""
-    smallest = min(gpu.memory_bytes for gpu in gpus) / GIB
-    fitting = [
-        recipe
-        for recipe in recipes
-        if {gpu.gfx for gpu in gpus} == {recipe.hardware.architecture}
-        and recipe.gpus <= len(gpus)
-        # A card's driver reports a little less than its nominal size.
-        and recipe.hardware.memory_gib * 0.99 <= smallest
-        # A lane's or a benchmark's server is not what somebody with the wrong recipe looks for.
-        and not recipe.name.startswith(("bench-", "agentx-"))
-    ]
-    best = max(fitting, key=lambda recipe: (recipe.hardware.memory_gib, recipe.gpus), default=None)
-    return best.name if best else ""
 
 
 def report(start: Start) -> str:
@@ -218,16 +221,15 @@ def report(start: Start) -> str:
     lines += ["", "memory a GPU, GiB:", _indent(_plan_table(start.settings))]
     lines += ["", "environment:"]
     for name, recipes_value, value in start.variables:
-        note = "" if value == recipes_value else f"  (yours; the recipe has {recipes_value})"
-        lines.append(f"  {name}={value}{note}")
-    shown = ServeCommand(
-        recipe=recipe.name, model=start.command.model, arguments=start.command.arguments, env={}
-    )
-    lines += ["", "command:", _indent(shown.line())]
+        before = shown(name, recipes_value)
+        note = "" if value == recipes_value else f"  (yours; the recipe has {before})"
+        lines.append(f"  {name}={shown(name, value)}{note}")
+    bare = replace(start.command, env={})
+    lines += ["", "command:", _indent(bare.line())]
     return "\n".join(lines)
 
 
-def _plan_table(settings: preflight.Settings) -> str:
+def _plan_table(settings: Settings) -> str:
     return table.render(("what", "GiB", "source"), plan(settings.shape).rows())
 
 
@@ -243,6 +245,7 @@ def _indent(text: str) -> str:
 
 
 def _serve_recipe(request: Request, world: World) -> int:
+    print(world.identity(), file=world.out, flush=True)
     start = prepare(request, world)
     print(report(start), file=world.out, flush=True)
     if not request.dry_run:

@@ -93,6 +93,10 @@ def read_gpus(sysfs: Path = Path("/sys")) -> list[Gpu]:
     return gpus
 
 
+# In the order in which they narrow.
+VISIBILITY = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+
+
 def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     """The GPUs that a HIP program sees under the visibility variables of ``environ``.
 
@@ -101,9 +105,10 @@ def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     ends at the first entry that names no device.
     """
     seen = list(gpus)
-    if "ROCR_VISIBLE_DEVICES" in environ:
-        seen = _selected(seen, environ["ROCR_VISIBLE_DEVICES"])
-    for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+    runtime, *programs = VISIBILITY
+    if runtime in environ:
+        seen = _selected(seen, environ[runtime])
+    for name in programs:
         if name in environ:
             return _selected(seen, environ[name])
     return seen
@@ -163,7 +168,7 @@ def _memory_bytes(node: Path) -> int:
 def _partition_mode(sysfs: Path, render_minor: int) -> str:
     mode = sysfs / f"class/drm/renderD{render_minor}/device/current_compute_partition"
     try:
-        return mode.read_text(encoding="ascii").strip()
+        return mode.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
         return ""
 
@@ -171,7 +176,8 @@ def _partition_mode(sysfs: Path, render_minor: int) -> str:
 def _properties(file: Path) -> dict[str, int] | None:
     """The ``name number`` lines of a driver file, None where it may not be read."""
     try:
-        text = file.read_text(encoding="ascii")
+        # A byte that is no text makes its line one that holds no number, which is named below.
+        text = file.read_text(encoding="ascii", errors="backslashreplace")
     except OSError:
         return None
     values: dict[str, int] = {}

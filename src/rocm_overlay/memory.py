@@ -171,11 +171,12 @@ def indexer_gib(shape: ServerShape) -> float:
 
 
 @dataclass(frozen=True)
-class Change:
-    """A change of one flag after which the plan fits."""
+class FlagChange:
+    """A change of one flag: the flag, the words to add to the command, and the shape with it."""
 
     flag: str
-    advice: str
+    words: tuple[str, ...]
+    shape: ServerShape
 
 
 # No published AMD server goes above it, and the runtime's own allocations need the rest.
@@ -185,48 +186,43 @@ MOST_UTILIZATION = 0.97
 HEAD_ROOM_GIB = 8.0
 
 
-def smallest_change(shape: ServerShape) -> Change | None:
-    """The least costly change of one flag that makes the plan fit with head room, None where none does.
+def changes_that_fit(shape: ServerShape) -> list[FlagChange]:
+    """The changes of one flag that make the plan fit with head room, the least costly first.
 
     Order: what costs nothing but head room, then what costs speed, then what costs capacity, then
     more GPUs.
     """
-    for change, changed in _candidates(shape):
-        planned = plan(changed)
-        if planned.kv_left >= planned.kv_needed + HEAD_ROOM_GIB:
-            return change
-    return None
+    return [change for change in changes_that_help(shape) if _roomy(plan(change.shape))]
 
 
-def _candidates(shape: ServerShape) -> list[tuple[Change, ServerShape]]:
-    found: list[tuple[Change, ServerShape]] = []
+def _roomy(planned: MemoryPlan) -> bool:
+    return planned.kv_left >= planned.kv_needed + HEAD_ROOM_GIB
 
-    def add(flag: str, advice: str, changed: ServerShape) -> None:
-        found.append((Change(flag, advice), changed))
+
+def changes_that_help(shape: ServerShape) -> list[FlagChange]:
+    """Every change of one flag that takes memory away or brings more, fitting or not, in that order."""
+    found: list[FlagChange] = []
+
+    def add(flag: str, value: object, changed: ServerShape) -> None:
+        found.append(FlagChange(flag.partition(".")[0], (flag, str(value)), changed))
 
     for percent in range(int(shape.utilization * 100) + 1, int(MOST_UTILIZATION * 100) + 1):
         share = percent / 100
-        add(
-            "--gpu-memory-utilization",
-            f"--gpu-memory-utilization {share:g}",
-            replace(shape, utilization=share),
-        )
+        add("--gpu-memory-utilization", f"{share:g}", replace(shape, utilization=share))
     if not shape.engram_on_host:
-        advice = """--engram-config '{"cpu_offload":true}'"""
-        add("--engram-config", advice, replace(shape, engram_on_host=True))
+        add("--engram-config.cpu_offload", "true", replace(shape, engram_on_host=True))
     for tokens in _halves(shape.max_num_batched_tokens, least=max(2048, shape.decode_rows)):
-        changed = replace(shape, max_num_batched_tokens=tokens)
-        add("--max-num-batched-tokens", f"--max-num-batched-tokens {tokens}", changed)
+        add("--max-num-batched-tokens", tokens, replace(shape, max_num_batched_tokens=tokens))
     if copies_gib(shape):
-        add("--monokernel", "--no-monokernel", replace(shape, monokernel=False))
+        changed = replace(shape, monokernel=False)
+        found.append(FlagChange("--monokernel", ("--no-monokernel",), changed))
     for seqs in _halves(shape.max_num_seqs, least=1):
-        add("--max-num-seqs", f"--max-num-seqs {seqs}", replace(shape, max_num_seqs=seqs))
+        add("--max-num-seqs", seqs, replace(shape, max_num_seqs=seqs))
     for length in _halves(shape.max_model_len, least=8192):
-        add("--max-model-len", f"--max-model-len {length}", replace(shape, max_model_len=length))
+        add("--max-model-len", length, replace(shape, max_model_len=length))
     for ranks in (4, 8):
         if ranks > shape.tensor_parallel:
-            changed = replace(shape, tensor_parallel=ranks)
-            add("--tensor-parallel-size", f"--tensor-parallel-size {ranks}", changed)
+            add("--tensor-parallel-size", ranks, replace(shape, tensor_parallel=ranks))
     return found
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -22,12 +23,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import yaml
 
 from rocm_overlay.errors import OverlayError
+from rocm_overlay.masking import mask_value
+from rocm_overlay.textio import read_text
 
 if TYPE_CHECKING:
     import jsonschema
 
 SCHEMA_NAME = "recipe.schema.json"
 SUFFIX = ".yaml"
+FIELDS_HINT = "recipes/README.md documents the fields"
 
 # A value of `args`: a flag alone (true), its --no- form (false), a scalar, a list of values, or a
 # map that becomes one JSON argument.
@@ -120,7 +124,8 @@ def read_document(folder: Path, name: str) -> dict[str, Any]:
     path = folder / f"{name}{SUFFIX}"
     if not path.is_file():
         raise unknown_recipe(name, recipe_names(folder))
-    document = parse_yaml(path.read_text(encoding="utf-8"), path.name)
+    document = parse_yaml(read_text(path, path.name), path.name)
+    check_plain(document, path.name)
     validate(document, path.name)
     if document["name"] != name:
         raise OverlayError(
@@ -174,23 +179,51 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """
     try:
         document = yaml.load(text, Loader=_UniqueKeyLoader)
-    except yaml.YAMLError as error:
+    # A date or a number out of range and a nesting without end are found by other errors than YAML's.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise OverlayError(
             f"{where}{line}: malformed YAML",
             seen=getattr(error, "problem", None) or str(error),
             wanted="a YAML map of recipe fields",
-            fix=f"correct {where}; recipes/README.md documents the fields",
+            fix=f"correct {where}; {FIELDS_HINT}",
         ) from error
     if not isinstance(document, dict):
         raise OverlayError(
             f"{where}: not a recipe",
             seen=type(document).__name__,
             wanted="a YAML map of recipe fields",
-            fix="recipes/README.md documents the fields",
+            fix=FIELDS_HINT,
         )
     return document
+
+
+def check_plain(value: object, where: str, place: str = "") -> None:
+    """Check that everything in ``value`` can be written as JSON: YAML has dates, sets and NaN beside.
+
+    Raises:
+        OverlayError: names the first value that cannot, by its place in the file.
+    """
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            check_plain(inner, where, f"{place}.{key}" if place else key)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            check_plain(inner, where, f"{place}.{index}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise _not_plain(where, place, str(value))
+    elif value is not None and not isinstance(value, bool | int | float | str):
+        raise _not_plain(where, place, f"{value} ({type(value).__name__})")
+
+
+def _not_plain(where: str, place: str, seen: str) -> OverlayError:
+    return OverlayError(
+        f"{where}: {place} cannot be written as JSON",
+        seen=seen,
+        wanted="text, a finite number, true or false, a list or a map",
+        fix=f"quote it, or correct {place.rpartition('.')[2]}",
+    )
 
 
 @functools.cache
@@ -217,7 +250,6 @@ def validate(document: Mapping[str, Any], where: str) -> None:
     fault = faults[0]
     place = ".".join(str(part) for part in fault.path) or "the recipe"
     more = f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
-    fix = "recipes/README.md documents the fields"
     if fault.validator == "additionalProperties" and fault.schema.get("additionalProperties") is False:
         known = sorted(fault.schema["properties"])
         unknown = sorted(set(fault.instance) - set(known))
@@ -226,13 +258,13 @@ def validate(document: Mapping[str, Any], where: str) -> None:
             f"{where}: unknown field {', '.join(unknown)} in {place}{more}",
             seen=", ".join(unknown),
             wanted=f"one of {', '.join(known)}",
-            fix=f"did you mean {' or '.join(near)}?" if near else fix,
+            fix=f"did you mean {' or '.join(near)}?" if near else FIELDS_HINT,
         )
     raise OverlayError(
         f"{where}: {place} is not as the schema wants it{more}",
-        seen=_short(fault.instance),
+        seen=_short(mask_value(".".join(str(part) for part in fault.path), fault.instance)),
         wanted=_wanted(fault),
-        fix=fix,
+        fix=FIELDS_HINT,
     )
 
 
@@ -240,6 +272,8 @@ def _wanted(fault: jsonschema.ValidationError) -> str:
     if fault.validator == "required":
         required, present = cast(list[str], fault.validator_value), cast(dict[str, Any], fault.instance)
         return f"the field {', '.join(name for name in required if name not in present)}"
+    if fault.validator == "not":
+        return "no secret in a recipe: the container passes it by name (-e HF_TOKEN)"
     return f"{fault.validator} {fault.validator_value}"
 
 

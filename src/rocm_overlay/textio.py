@@ -20,7 +20,12 @@ def read_text(path: Path, name: str) -> str:
     except FileNotFoundError:
         raise OverlayError(f"{name} is missing", seen=path, fix="restore it from the repository") from None
     except OSError as error:
-        raise OverlayError(f"{name} cannot be read", seen=error, wanted="a readable file") from None
+        raise OverlayError(
+            f"{name} cannot be read",
+            seen=error.strerror or error,
+            wanted="a readable file",
+            fix=f"correct the permissions of {path}",
+        ) from None
 
 
 def decode(content: bytes, name: str) -> str:
@@ -32,7 +37,12 @@ def decode(content: bytes, name: str) -> str:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise OverlayError(f"{name} is not UTF-8 text", seen=error, fix="save it as UTF-8") from None
+        raise OverlayError(
+            f"{name} is not UTF-8 text",
+            seen=f"byte {content[error.start]:#04x} at position {error.start}",
+            wanted="UTF-8",
+            fix=f"save {name} as UTF-8",
+        ) from None
     if "\0" in text:
         raise OverlayError(f"{name} holds a zero byte", wanted="text", fix="restore it from the repository")
     return text

@@ -240,5 +240,5 @@ def readable_faults(root: Path) -> Iterator[None]:
             f"laying in {root} failed; the package is as it was",
             seen=error,
             wanted="a writable file system with space for the new files",
-            fix="make the file system writable and free space on it, then retry",
+            fix="free space on that file system and see that it is writable, then retry",
         ) from error

@@ -114,6 +114,16 @@ def test_another_architecture_than_the_recipes_fails(tmp_path):
     assert (row.status, row.seen, row.wanted) == (FAIL, "gfx942", "gfx950")
 
 
+def test_a_gpu_beyond_those_that_the_server_takes_concerns_nobody(tmp_path):
+    """A server takes the first GPUs that it sees: an integrated one behind them is never used."""
+    machine = make_machine(tmp_path)
+    node = machine.sysfs / doctor.NODES / "9"
+    node.mkdir(parents=True)
+    (node / "properties").write_text("simd_count 4\nsimd_per_cu 2\ngfx_target_version 100306\n")
+    rows = examine(machine)
+    assert {rows[name].status for name in ("architecture", "compute units", "memory a GPU")} == {OK}
+
+
 @pytest.mark.parametrize(("gib", "status"), [(192, FAIL), (281, FAIL), (283, OK), (288, OK)])
 def test_a_gpus_memory_is_the_recipes_cards_within_what_the_driver_keeps(tmp_path, gib, status):
     assert examine(make_machine(tmp_path, memory=gib * GIB))["memory a GPU"].status == status

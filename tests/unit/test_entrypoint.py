@@ -3,27 +3,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from rocm_overlay import entrypoint
-from rocm_overlay.entrypoint import Request, World, fitting_recipe, read_request, run
+from rocm_overlay import __version__, entrypoint
+from rocm_overlay.entrypoint import Request, World, read_request, run
 from rocm_overlay.errors import OverlayError
 from rocm_overlay.machine import Gpu
-from rocm_overlay.recipe import load_all
+from rocm_overlay.recipe import load, load_all
+from rocm_overlay.rules import fitting_recipes
 from tests.unit.test_machine import write_gpu
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"
 GIB = 1 << 30
+IDENTITY = "vllm-openai-rocm 9.9.9, overlay 0123"
 
 
 class Started(Exception):
@@ -40,7 +44,14 @@ def start(program: str, argv: Sequence[str], environment: Mapping[str, str]) -> 
 
 
 def world(sysfs: Path, environ: Mapping[str, str] | None = None) -> World:
-    return World(environ=environ or {}, sysfs=sysfs, recipes=RECIPES, out=io.StringIO(), execute=start)
+    return World(
+        environ=environ or {},
+        sysfs=sysfs,
+        recipes=RECIPES,
+        out=io.StringIO(),
+        execute=start,
+        identity=lambda: IDENTITY,
+    )
 
 
 def printed(here: World) -> str:
@@ -155,6 +166,67 @@ def test_a_dry_run_prints_everything_and_starts_nothing(mi355x: Path) -> None:
     assert "hush" not in text
 
 
+@pytest.mark.parametrize("argv", [[], ["--dry-run"]])
+def test_a_recipe_start_says_first_what_is_installed(mi355x: Path, argv: list[str]) -> None:
+    here = world(mi355x)
+    with contextlib.suppress(Started):
+        run(["--recipe", "mi355x-tp4", *argv], here)
+    assert printed(here).splitlines()[0] == IDENTITY
+
+
+def test_the_identity_is_that_of_the_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere() -> Path:
+        raise OverlayError("no vllm package is installed for this Python")
+
+    monkeypatch.setattr("rocm_overlay.install.find_site", nowhere)
+    said = World().identity()
+    assert said == f"vllm-openai-rocm {__version__}: no vllm package is installed for this Python"
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "_version.py").write_text("__version__ = '1.2.3'\n")
+    monkeypatch.setattr("rocm_overlay.install.find_site", lambda: tmp_path)
+    assert "NOT LAID on the vLLM 1.2.3" in World().identity()
+    (tmp_path / "vllm" / "_rocm_overlay.json").write_text("half")
+    assert "is damaged" in World().identity()
+
+
+SECRET_STARTS: list[tuple[list[str], dict[str, str]]] = [
+    (["--hf-token", "hush"], {}),
+    (["--hf-token.x", "hush"], {}),
+    (["--HF-TOKEN", "hush"], {}),
+    (["--kv-transfer-config.kv_connector_extra_config.redis_password", "hush"], {}),
+    (["--kv-transfer-config", '{"kv_connector_extra_config":{"api_key":"hush"}}'], {}),
+    # Refused rather than printed: vLLM would take them for the flags above.
+    (["--hf-toke", "hush"], {}),
+    (["--api-k=hush"], {}),
+    (["one", "hush"], {}),
+    ([], {"HF_TOKEN": "hush", "VLLM_API_KEY": "hush", "DB_PASSWORD": "hush"}),
+]
+
+
+@pytest.mark.parametrize(("words", "environ"), SECRET_STARTS)
+def test_no_secret_is_printed_or_told_in_an_error(
+    mi355x: Path, words: list[str], environ: dict[str, str]
+) -> None:
+    here = world(mi355x, environ)
+    said = ""
+    try:
+        run(["--recipe", "mi355x-tp4", "--dry-run", "--", *words], here)
+    except OverlayError as error:
+        said = error.render()
+    assert "hush" not in printed(here) + said
+
+
+def test_a_containers_secret_stays_hidden_where_a_recipe_names_its_variable(mi355x: Path) -> None:
+    recipe = replace(load(RECIPES, "mi355x-tp4"), env={"SOME_TOKEN": "of-the-recipe"})
+    request = Request(recipe.name, True, ())
+    prepared = entrypoint.prepare(request, world(mi355x))
+    shown = replace(prepared, recipe=recipe, variables=(("SOME_TOKEN", "of-the-recipe", "hush"),))
+    text = entrypoint.report(shown)
+    assert "SOME_TOKEN=***  (yours; the recipe has ***)" in text
+
+
 def test_a_dry_run_without_a_gpu_says_so_and_goes_on(tmp_path: Path) -> None:
     here = world(tmp_path)
     assert run(["--recipe", "mi300x-tp4", "--dry-run"], here) == 0
@@ -169,6 +241,18 @@ def test_a_start_without_a_gpu_is_refused(tmp_path: Path) -> None:
 def test_hidden_gpus_do_not_count(mi355x: Path) -> None:
     with pytest.raises(OverlayError, match="needs 4 GPUs, 2 visible"):
         run(["--recipe", "mi355x-tp4"], world(mi355x, {"HIP_VISIBLE_DEVICES": "0,1"}))
+
+
+@pytest.mark.parametrize("argv", [[], ["--dry-run"]])
+def test_gpus_that_are_all_hidden_are_not_missing(mi355x: Path, argv: list[str]) -> None:
+    here = world(mi355x, {"HIP_VISIBLE_DEVICES": ""})
+    said = ""
+    try:
+        run(["--recipe", "mi355x-tp4", *argv], here)
+    except OverlayError as error:
+        said = error.render()
+    assert "unset HIP_VISIBLE_DEVICES" in printed(here) + said
+    assert "--device" not in printed(here) + said
 
 
 def test_a_recipe_for_another_architecture_is_refused_with_one_that_fits(tmp_path: Path) -> None:
@@ -210,11 +294,12 @@ def test_a_dry_run_of_a_server_that_would_be_refused_fails(mi355x: Path) -> None
         ([Gpu(0, "gfx950", 256, int(287.98 * GIB))] * 8, "mi355x-tp4"),
         ([Gpu(0, "gfx950", 256, int(287.98 * GIB))] * 2, "mi355x-tp2"),
         ([Gpu(0, "gfx90a", 104, 64 * GIB)] * 8, ""),
+        ([Gpu(0, "gfx1036", 2, GIB), *[Gpu(1, "gfx950", 256, 288 * GIB)] * 2], "mi355x-tp2"),
         ([], ""),
     ],
 )
 def test_the_fitting_recipe_uses_most_of_the_machine(gpus: list[Gpu], name: str) -> None:
-    assert fitting_recipe(load_all(RECIPES), gpus) == name
+    assert (fitting_recipes(load_all(RECIPES), gpus) or [""])[0] == name
 
 
 # The real thing, as a process.
@@ -258,3 +343,20 @@ def test_a_missing_vllm_is_named(tmp_path: Path) -> None:
 def test_errors_are_printed_and_give_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert entrypoint.main(["--recipe", "mi355x-tp5", "--dry-run"]) == 2
     assert "did you mean mi355x-tp4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PermissionError(13, "Permission denied", "base.toml"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "x")],
+)
+def test_what_cannot_be_read_is_an_error_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def unreadable(*_: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(entrypoint, "read_gpus", unreadable)
+    assert entrypoint.main(["--recipe", "mi355x-tp4", "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: something that the entry point needs cannot be read")
+    assert str(error) in said

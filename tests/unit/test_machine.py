@@ -129,6 +129,21 @@ def test_a_field_that_is_no_number_is_named(tmp_path: Path) -> None:
         read_gpus(tmp_path)
 
 
+def test_bytes_that_are_no_text_are_named_and_no_traceback(tmp_path: Path) -> None:
+    node = write_gpu(tmp_path, 1, 90500, 256)
+    (node / "properties").write_bytes(b"simd_count \xff\xfe\n")
+    with pytest.raises(OverlayError, match=r"simd_count \\xff\\xfe"):
+        read_gpus(tmp_path)
+
+
+def test_a_partition_mode_that_is_no_text_is_no_whole_card(tmp_path: Path) -> None:
+    write_gpu(tmp_path, 1, 90402, 304, drm_render_minor=128)
+    device = tmp_path / "class/drm/renderD128/device"
+    device.mkdir(parents=True)
+    (device / "current_compute_partition").write_bytes(b"\xff\n")
+    assert read_gpus(tmp_path)[0].partitioned
+
+
 CARDS = [Gpu(i, "gfx950", 256, 288 * GIB, unique_id=f"{i + 10:016x}") for i in range(4)]
 
 

@@ -9,11 +9,12 @@ import pytest
 
 from rocm_overlay.memory import (
     HEAD_ROOM_GIB,
+    FlagChange,
     ServerShape,
+    changes_that_fit,
     gfx942_excess_gib,
     plan,
     published_indexer_gib,
-    smallest_change,
     weights_gib,
 )
 
@@ -40,6 +41,10 @@ MI300X_TP4 = replace(
     engram_on_host=True,
     monokernel=False,
 )
+
+
+def smallest_change(shape: ServerShape) -> FlagChange:
+    return changes_that_fit(shape)[0]
 
 
 @pytest.mark.parametrize(("ranks", "published"), [(2, 145), (4, 81)])
@@ -86,9 +91,7 @@ def test_two_ranks_on_a_192_gib_card_end_13_5_gib_below_zero() -> None:
     planned = plan(published_run)
     assert planned.indexer == 8
     assert planned.kv_left == pytest.approx(-13.51)
-    change = smallest_change(published_run)
-    assert change is not None
-    assert change.advice == "--tensor-parallel-size 4"
+    assert smallest_change(published_run).words == ("--tensor-parallel-size", "4")
 
 
 def test_what_gfx942_holds_beyond_the_formula_agrees_between_the_two_published_runs() -> None:
@@ -101,9 +104,7 @@ def test_two_ranks_fit_on_288_gib_with_the_tables_on_the_host_only() -> None:
     assert plan(on_host).fits
     tight = replace(on_host, engram_on_host=False, utilization=0.85)
     assert not plan(tight).fits
-    change = smallest_change(tight)
-    assert change is not None
-    assert change.flag == "--gpu-memory-utilization"
+    assert smallest_change(tight).flag == "--gpu-memory-utilization"
 
 
 @pytest.mark.parametrize(
@@ -120,21 +121,29 @@ def test_the_smallest_change_is_one_flag_that_makes_it_fit(changes: dict[str, fl
     shape = replace(MI355X_TP4, **changes)
     assert not plan(shape).fits
     change = smallest_change(shape)
-    assert change is not None
     assert change.flag == flag
+    assert plan(change.shape).fits
 
 
 def test_a_change_is_advised_only_with_head_room() -> None:
     # The kernels' copies on a 192 GiB card: what is advised leaves room for activations.
-    change = smallest_change(replace(MI300X_TP4, monokernel=True))
-    assert change is not None
-    share = float(change.advice.split()[-1])
-    planned = plan(replace(MI300X_TP4, monokernel=True, utilization=share))
-    assert planned.kv_left >= planned.kv_needed + HEAD_ROOM_GIB
+    changes = changes_that_fit(replace(MI300X_TP4, monokernel=True))
+    assert changes
+    for change in changes:
+        planned = plan(change.shape)
+        assert planned.kv_left >= planned.kv_needed + HEAD_ROOM_GIB
+
+
+def test_a_cache_too_small_for_one_request_does_not_fit() -> None:
+    # Something is left, but less than one request of the full context needs.
+    tight = plan(replace(MI355X_TP4, utilization=0.472))
+    assert 0 < tight.kv_left < tight.kv_needed
+    assert not tight.fits
+    assert plan(replace(MI355X_TP4, utilization=0.48)).fits
 
 
 def test_nothing_is_advised_where_no_single_flag_is_enough() -> None:
-    assert smallest_change(replace(MI355X_TP4, card_gib=24)) is None
+    assert changes_that_fit(replace(MI355X_TP4, card_gib=24)) == []
 
 
 def test_the_plans_rows_add_up() -> None:

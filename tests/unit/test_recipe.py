@@ -196,6 +196,81 @@ def test_a_note_on_a_flag_that_is_not_set_is_refused(folder: Path) -> None:
     assert "block-size" in message
 
 
+def test_a_note_kept_on_a_removed_flag_is_refused_not_dropped(folder: Path) -> None:
+    write(
+        folder,
+        "own",
+        "name: own\nsummary: S.\nextends: base\nargs: {max-num-seqs: null}\nnotes: {max-num-seqs: Mine.}\n",
+    )
+    message = refusal(folder, "own")
+    assert "notes on what it does not set" in message
+    assert "max-num-seqs" in message
+
+
+def test_a_file_that_is_not_utf8_is_named_with_its_byte(folder: Path) -> None:
+    (folder / "own.yaml").write_bytes(b"name: own\nsummary: caf\xe9\n")
+    message = refusal(folder, "own")
+    assert "own.yaml is not UTF-8 text" in message
+    assert "byte 0xe9 at position 22" in message
+
+
+def test_a_file_that_cannot_be_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path, **_: object) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    message = refusal(folder, "base")
+    assert "base.yaml cannot be read" in message
+    assert "Permission denied" in message
+
+
+@pytest.mark.parametrize(
+    ("line", "place"),
+    [
+        ("args: {some-config: {since: 2026-01-02}}", "args.some-config.since"),
+        ("args: {some-config: {share: .nan}}", "args.some-config.share"),
+        ("args: {some-config: {list: [1, .inf]}}", "args.some-config.list.1"),
+        ("args: {some-config: {raw: !!binary aGk=}}", "args.some-config.raw"),
+        ("args: {some-config: !!set {a, b}}", "args.some-config"),
+    ],
+)
+def test_what_yaml_has_and_json_has_not_is_placed(folder: Path, line: str, place: str) -> None:
+    write(folder, "own", f"name: own\nsummary: S.\nextends: base\n{line}\n")
+    message = refusal(folder, "own")
+    assert "cannot be written as JSON" in message
+    assert place in message
+
+
+@pytest.mark.parametrize("value", ["2026-13-45", "!!int many", "[" * 3000, "&own [*own]"])
+def test_a_value_that_yaml_itself_cannot_make_is_malformed(folder: Path, value: str) -> None:
+    write(folder, "own", f"name: own\nsummary: S.\nextends: base\nargs: {{a: {value}}}\n")
+    assert "own.yaml" in refusal(folder, "own")
+    assert "malformed YAML" in refusal(folder, "own")
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ('env: {HF_TOKEN: ""}', "HF_TOKEN"),
+        ("env: {VLLM_API_KEY: hush}", "VLLM_API_KEY"),
+        ("env: {REDIS_PASSWORD: hush}", "REDIS_PASSWORD"),
+        ("args: {hf-token: hush}", "hf-token"),
+        ("args: {api-key: [hush]}", "api-key"),
+    ],
+)
+def test_a_secret_has_no_place_in_a_recipe(folder: Path, line: str, name: str) -> None:
+    write(folder, "own", f"name: own\nsummary: S.\nextends: base\n{line}\n")
+    message = refusal(folder, "own")
+    assert name in message
+    assert "no secret in a recipe" in message
+    assert "hush" not in message
+
+
+def test_a_fault_beside_a_secret_does_not_tell_it(folder: Path) -> None:
+    write(folder, "own", "name: own\nsummary: S.\nextends: base\nenv: [HF_TOKEN, {HF_TOKEN: hush}]\n")
+    assert "hush" not in refusal(folder, "own")
+
+
 # The project's own recipes.
 
 WANTED = [
@@ -224,10 +299,14 @@ LOAD_BEARING = {
     "attention-config",
     "engram-config",
     "speculative-config",
+    "compilation-config",
+    "enable-prefix-caching",
+    "swa-bounded-replay",
 }
 LOAD_BEARING_KEYS = {
     "attention-config": {"indexer_kv_dtype", "indexer_sparse_logits"},
     "engram-config": {"cpu_offload"},
+    "compilation-config": {"cudagraph_mode"},
     "speculative-config": {
         "method",
         "num_speculative_tokens",
@@ -272,6 +351,11 @@ def test_gfx942_recipes_capture_whole_decode_steps_only() -> None:
     for recipe in on_gfx942:
         assert recipe.args["compilation-config"] == {"cudagraph_mode": "FULL_DECODE_ONLY"}
         assert recipe.env["VLLM_USE_BREAKABLE_CUDAGRAPH"] == "0"
+
+
+def test_no_recipe_replays_the_window_of_a_cached_prefix() -> None:
+    # The MI300X lane passes --no-swa-bounded-replay, and the base turns the replay off on ROCm.
+    assert {recipe.args["swa-bounded-replay"] for recipe in load_all(RECIPES)} == {False}
 
 
 def test_mi300x_serves_without_the_kernels_and_says_why() -> None:

@@ -8,16 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from rocm_overlay import __version__, cli, cli_recipe
 from rocm_overlay.cli_recipe import (
     TABLE_BEGIN,
     TABLE_END,
+    built_image,
     check_images,
+    default_tree,
     explanation,
     recipe_table,
     register,
     with_table,
 )
 from rocm_overlay.errors import CheckFailed, OverlayError
+from rocm_overlay.flags import flag_table
+from rocm_overlay.image import image_tags
+from rocm_overlay.pin import Pin
+from rocm_overlay.project import Project
 from rocm_overlay.recipe import load, load_all, recipe_names
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +81,18 @@ def test_render_prints_the_form_alone_and_the_overrides_aside(
     assert said.err == "# override max-num-seqs: 256 -> 64\n"
 
 
+def test_render_needs_no_form_before_the_servers_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("render", "mi355x-tp4", "--", "--max-num-seqs", "64") == 0
+    said = capsys.readouterr()
+    assert "--max-num-seqs 64" in said.out
+    assert said.err == "# override max-num-seqs: 256 -> 64\n"
+
+
+def test_what_stands_behind_the_dashes_is_the_servers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("render", "mi355x-tp4", "--as", "docker", "--", "--image=mine:1") == 0
+    assert capsys.readouterr().out.endswith("--recipe mi355x-tp4 -- --image=mine:1\n")
+
+
 @pytest.mark.parametrize(
     "argv",
     [["--as", "docker", "--image", "mine:1", "mi355x-tp4"], ["mi355x-tp4", "--as=docker", "--image=mine:1"]],
@@ -85,6 +104,23 @@ def test_render_takes_its_flags_before_and_behind_the_name(
     assert capsys.readouterr().out.endswith("mine:1 \\\n  --recipe mi355x-tp4\n")
 
 
+@pytest.mark.parametrize("name", recipe_names(RECIPES))
+def test_the_image_is_the_one_that_make_image_tags(name: str) -> None:
+    tags = image_tags(Pin.load(ROOT / "base.toml"), load(RECIPES, name).image, __version__, stand_in=False)
+    assert built_image(load(RECIPES, name), Project(ROOT)) == tags[0]
+
+
+def test_each_architecture_has_its_own_image_where_the_pin_has_two(tmp_path: Path) -> None:
+    pin = (ROOT / "base.toml").read_text()
+    head, gfx942 = pin.split("[image.gfx942]")
+    (tmp_path / "base.toml").write_text(
+        f"{head}[image.gfx942]{gfx942.replace('v0.33.0', 'nightly-another', 1)}"
+    )
+    for name, tag in (("mi355x-tp4", "gfx950"), ("mi325x-tp4", "gfx942")):
+        image = built_image(load(RECIPES, name), Project(tmp_path))
+        assert image == f"vllm-openai-rocm:{__version__}-{tag}"
+
+
 def test_render_refuses_a_form_it_does_not_have() -> None:
     with pytest.raises(SystemExit):
         run("render", "mi355x-tp4", "--as", "podman")
@@ -94,6 +130,54 @@ def test_a_servers_flag_without_the_dashes_is_refused_with_the_right_command() -
     with pytest.raises(OverlayError, match="does not know an argument") as caught:
         run("render", "mi355x-tp4", "--max-num-seqs", "64")
     assert caught.value.fix == "recipes render mi355x-tp4 -- --max-num-seqs 64"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["mi355x-tp4", "--hf-token", "hush"],
+        ["mi355x-tp4", "--api-key=hush"],
+        ["--hf-tok", "hush", "mi355x-tp4"],
+        ["mi355x-tp4", "--hf-toke", "hush"],
+        ["mi355x-tp4", "--api-k=hush"],
+        ["mi355x-tp4", "--", "--hf-tok", "hush"],
+        ["mi355x-tp4", "--as", "docker", "--", "--hf-token", "hush"],
+        ["mi355x-tp4", "--", "hush", "hush"],
+    ],
+)
+def test_no_error_of_render_tells_a_secret(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    with pytest.raises(OverlayError) as caught:
+        run("render", *argv)
+    said = capsys.readouterr()
+    assert "hush" not in caught.value.render() + said.out + said.err
+
+
+def test_the_whole_tool_leaves_the_servers_flags_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["recipes", "render", "mi355x-tp4", "--", "--seed", "1"]) == 0
+    assert "--seed 1" in capsys.readouterr().out
+    assert cli.main(["recipes", "render", "mi355x-tp4", "--hf-token", "hush"]) == 2
+    assert "hush" not in capsys.readouterr().err
+
+
+def test_a_table_of_flags_that_is_not_the_trees_fails_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli_recipe.base_flags, "read_spellings", lambda _: dict(flag_table()))
+    assert run("flags", "--tree", str(tmp_path)) == 0
+    assert f"{len(flag_table())} flags" in capsys.readouterr().out
+    monkeypatch.setattr(cli_recipe.base_flags, "read_spellings", lambda _: {})
+    with pytest.raises(CheckFailed, match="is not the table of the vllm serve") as caught:
+        run("flags", "--tree", str(tmp_path))
+    assert caught.value.fix == "rocm-overlay recipes flags --write"
+
+
+def test_the_tree_to_check_against_is_the_checkouts_or_the_installed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_recipe, "find_site", lambda: Path("/site"))
+    assert default_tree(Project(tmp_path)) == Path("/site")
+    (tmp_path / "build/tree/vllm").mkdir(parents=True)
+    assert default_tree(Project(tmp_path)) == tmp_path / "build/tree"
 
 
 def test_the_readmes_table_is_the_recipes() -> None:
