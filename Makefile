@@ -7,7 +7,7 @@ ARCH ?= gfx950
 # Without ARCH, what is about the pin is about both architectures.
 ARCH_GIVEN = $(if $(filter-out file,$(origin ARCH)),--arch "$(ARCH)")
 
-.PHONY: help setup setup-image image test test-full test-device check lock tree rebase mirror-base pin-digest recipes bench-swa bench-host clean
+.PHONY: help setup setup-image image test test-full test-device check lock tree rebase mirror-base pin-digest recipes bench-swa bench-host sim-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ recipes: setup-image ## list the recipes
 
 bench-swa: setup ## SWA metadata: launches and GPU time a step, vLLM's operations against ours
 	@$(TOOL) bench-swa
+
+sim-check: setup ## the simulator's proofs, as a table (FULL=1: the long cases too)
+	@.venv/bin/python -m cdnasim.check $(if $(FULL),--full)
 
 bench-host: setup ## specialised decode: host cost of a step's checks, ours against the base's
 	@$(TOOL) bench-host

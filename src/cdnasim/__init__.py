@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A CPU simulator that runs the final assembly text of gfx942 and gfx950 kernels."""
+
+from .device import Device, LaunchReport
+from .errors import AssemblyError, SimulationError
+from .program import Program, load
+
+__all__ = ["AssemblyError", "Device", "LaunchReport", "Program", "SimulationError", "load"]

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m cdnasim.check``: run the proofs that the simulator is right and print a table.
+
+Each row is a test file of tests/sim with its counts. ``--full`` adds the long ones. Exit status 1 when any
+fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PROOFS = (
+    ("opcodes against the ISA manual", "test_conformance.py"),
+    ("Triton kernels against torch", "test_triton.py"),
+    ("SWA metadata kernel against its definition", "test_swa_decode_meta.py"),
+    ("base's K1, K2 and FFN against float64", "test_base.py"),
+    ("planted faults in FlyDSL hand-offs", "test_flydsl.py"),
+    ("catchers, parser errors, memory model", "test_catchers.py"),
+)
+
+
+def find_tests() -> Path:
+    """tests/sim beside the source tree, or under the working directory."""
+    for root in (Path(__file__).parents[2], Path.cwd()):
+        if (root / "tests/sim").is_dir():
+            return root / "tests/sim"
+    raise SystemExit("tests/sim not found: run from the repository")
+
+
+def run(folder: Path, file: str, full: bool) -> tuple[dict[str, int], float, str]:
+    """(counts by outcome, seconds, output) of one test file."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        str(folder / file),
+        "-o",
+        "addopts=",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "--tb=short",
+    ]
+    if not full:
+        command += ["-m", "not full"]
+    started = time.monotonic()
+    done = subprocess.run(
+        command,
+        cwd=folder.parents[1],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    tail = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
+    counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|error|errors)", tail)}
+    if done.returncode not in (0, 5) and not counts.get("failed"):
+        counts["failed"] = counts.get("failed", 0) + 1
+    return counts, time.monotonic() - started, done.stdout
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--full", action="store_true", help="also the tests marked full")
+    full = parser.parse_args().full
+    folder = find_tests()
+    bad = False
+    print(f"{'proof':42} {'passed':>7} {'failed':>7} {'skipped':>8} {'seconds':>8}")
+    for title, file in PROOFS:
+        counts, seconds, output = run(folder, file, full)
+        failed = counts.get("failed", 0) + counts.get("error", 0) + counts.get("errors", 0)
+        passed = counts.get("passed", 0)
+        print(f"{title:42} {passed:7} {failed:7} {counts.get('skipped', 0):8} {seconds:8.1f}", flush=True)
+        if failed or not passed:
+            bad = True
+            print(output)
+    return int(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+// The hostile memory model: what the architecture does not promise does not hold. docs/simulator.md states the
+// rules and their source (LLVM's AMDGPU memory model for gfx942 and gfx950).
+//
+// Three things stand between a wave and memory: its own queue of vector memory operations that have not
+// completed (any order, at the latest at an s_waitcnt that covers them), a write-through L1 a compute unit, and
+// a write-back L2 an XCD. A plain access sees L1, then L2; an sc0 access passes the L1; an sc1 access passes
+// both. Peer memory is uncached: every access of it goes to memory.
+#include "machine.h"
+
+namespace cdna {
+
+constexpr uint64_t LINE = 128;
+constexpr size_t L1_LINES = 128, L2_LINES = 8192;
+
+struct CacheLine {
+  uint64_t line = ~0ull;
+  uint8_t data[LINE];
+  uint64_t dirty[2] = {0, 0};  // a bit per byte
+};
+using Cache = std::vector<CacheLine>;
+
+struct Hostile {
+  std::vector<Cache> l1, l2;
+  Cache& of_l1(Machine& m, const Workgroup& g) {
+    Cache& c = l1[size_t(g.rank * m.num_cu + g.cu)];
+    if (c.empty()) c.resize(L1_LINES);
+    return c;
+  }
+  Cache& of_l2(Machine& m, int rank, int xcd) {
+    Cache& c = l2[size_t(rank * m.num_xcd + xcd)];
+    if (c.empty()) c.resize(L2_LINES);
+    return c;
+  }
+};
+
+void hostile_init(Machine& m) {
+  m.model = new Hostile;
+  m.model->l1.resize(size_t(m.ranks * m.num_cu));
+  m.model->l2.resize(size_t(m.ranks * m.num_xcd));
+}
+void hostile_free(Machine& m) {
+  delete m.model;
+  m.model = nullptr;
+}
+
+namespace {
+
+CacheLine& slot(Cache& c, uint64_t line) { return c[(line ^ line >> 13) % c.size()]; }
+
+// Memory changes here, and only here.
+void to_memory(Machine& m, uint64_t addr, const uint8_t* data, uint32_t bytes) {
+  void* p = reinterpret_cast<void*>(addr);
+  if (!std::memcmp(p, data, bytes)) return;
+  std::memcpy(p, data, bytes);
+  m.progress_clock = m.clock;
+  if (!m.parked.empty()) wake(m, addr, bytes);
+}
+
+void clean(Machine& m, CacheLine& c) {
+  if (!(c.dirty[0] | c.dirty[1])) return;
+  for (uint32_t i = 0; i < LINE;) {
+    if (!(c.dirty[i >> 6] >> (i & 63) & 1)) { ++i; continue; }
+    uint32_t n = 1;
+    while (i + n < LINE && (c.dirty[(i + n) >> 6] >> ((i + n) & 63) & 1)) ++n;
+    to_memory(m, c.line * LINE + i, c.data + i, n);
+    i += n;
+  }
+  c.dirty[0] = c.dirty[1] = 0;
+}
+
+void drop(Machine& m, CacheLine& c) {
+  clean(m, c);
+  c.line = ~0ull;
+}
+
+// A line may reach past its allocation; only the part inside is read.
+void fill_from_memory(Machine& m, CacheLine& c, uint64_t line) {
+  const uint64_t lo = line * LINE, hi = lo + LINE;
+  c.line = line;
+  for (uint64_t at = lo; at < hi;) {
+    Allocation* a = m.find(at);
+    if (!a) { ++at; continue; }
+    const uint64_t end = std::min(hi, a->end());
+    std::memcpy(c.data + (at - lo), reinterpret_cast<void*>(at), end - at);
+    at = end;
+  }
+}
+
+CacheLine& l2_line(Wave& w, uint64_t line) {
+  Machine& m = *w.m;
+  CacheLine& c = slot(m.model->of_l2(m, w.wg->rank, w.wg->xcd), line);
+  if (c.line != line) {
+    clean(m, c);
+    fill_from_memory(m, c, line);
+  }
+  return c;
+}
+
+bool uncached(Wave& w, uint64_t addr) {
+  Machine& m = *w.m;
+  Allocation* a = m.last_hit;
+  if (!a || addr < a->base || addr >= a->end()) a = m.find(addr);
+  return a && a->peer;
+}
+
+// One piece of an access, inside one line.
+void load_piece(Wave& w, int policy, uint64_t addr, uint32_t bytes, uint8_t* out) {
+  Machine& m = *w.m;
+  const uint64_t line = addr / LINE;
+  const bool past_l1 = policy & (CPOL_SC0 | CPOL_SC1), past_l2 = policy & CPOL_SC1;
+  if (uncached(w, addr)) {
+    std::memcpy(out, reinterpret_cast<void*>(addr), bytes);
+    return;
+  }
+  CacheLine& near = slot(m.model->of_l1(m, *w.wg), line);
+  if (past_l2) {
+    if (near.line == line) near.line = ~0ull;
+    CacheLine& far = slot(m.model->of_l2(m, w.wg->rank, w.wg->xcd), line);
+    if (far.line == line) drop(m, far);
+    std::memcpy(out, reinterpret_cast<void*>(addr), bytes);
+    return;
+  }
+  if (near.line != line || past_l1) {
+    const CacheLine& far = l2_line(w, line);
+    near.line = line;
+    std::memcpy(near.data, far.data, LINE);
+  }
+  std::memcpy(out, near.data + addr % LINE, bytes);
+}
+
+void store_piece(Wave& w, int policy, uint64_t addr, uint32_t bytes, const uint8_t* data) {
+  Machine& m = *w.m;
+  const uint64_t line = addr / LINE, in = addr % LINE;
+  if (uncached(w, addr)) return to_memory(m, addr, data, bytes);
+  CacheLine& near = slot(m.model->of_l1(m, *w.wg), line);
+  if (near.line == line) std::memcpy(near.data + in, data, bytes);
+  if (policy & CPOL_SC1) {
+    CacheLine& far = slot(m.model->of_l2(m, w.wg->rank, w.wg->xcd), line);
+    if (far.line == line) {
+      std::memcpy(far.data + in, data, bytes);
+      for (uint64_t i = in; i < in + bytes; ++i) far.dirty[i >> 6] &= ~(1ull << (i & 63));
+    }
+    return to_memory(m, addr, data, bytes);
+  }
+  CacheLine& far = l2_line(w, line);
+  std::memcpy(far.data + in, data, bytes);
+  for (uint64_t i = in; i < in + bytes; ++i) far.dirty[i >> 6] |= 1ull << (i & 63);
+  m.progress_clock = m.clock;
+}
+
+template <class F>
+void by_line(uint64_t addr, uint32_t bytes, F f) {
+  for (uint32_t done = 0; done < bytes;) {
+    const uint32_t n = uint32_t(std::min<uint64_t>(bytes - done, LINE - (addr + done) % LINE));
+    f(addr + done, done, n);
+    done += n;
+  }
+}
+
+void complete(Wave& w, PendingOp& op) {
+  if (op.load) {
+    auto load = std::move(op.load);
+    op.load = nullptr;
+    load();
+  }
+  // The lanes of one store become visible in any order.
+  for (size_t left = op.stores.size(); left; --left) {
+    const size_t pick = w.m->rng() % left;
+    const PendingStore s = op.stores[pick];
+    op.stores[pick] = op.stores[left - 1];
+    by_line(s.addr, s.bytes, [&](uint64_t a, uint32_t off, uint32_t n) { store_piece(w, s.policy, a, n, s.data + off); });
+  }
+  op.stores.clear();
+}
+
+bool overlap(const PendingOp& op, uint64_t addr, uint32_t bytes) {
+  for (const PendingStore& s : op.stores)
+    if (s.addr < addr + bytes && addr < s.addr + s.bytes) return true;
+  return false;
+}
+
+// A wave's own accesses to one address stay in program order.
+void settle(Wave& w, uint64_t addr, uint32_t bytes, size_t before) {
+  for (size_t i = 0; i < before && i < w.pending.size(); ++i)
+    if (overlap(w.pending[i], addr, bytes)) complete(w, w.pending[i]);
+}
+
+}  // namespace
+
+void hostile_load(Wave& w, const Inst& I, uint64_t addr, uint32_t bytes, void* out) {
+  settle(w, addr, bytes, w.pending.size());
+  by_line(addr, bytes, [&](uint64_t a, uint32_t off, uint32_t n) { load_piece(w, I.cpol, a, n, static_cast<uint8_t*>(out) + off); });
+}
+
+void hostile_issue_load(Wave& w, std::function<void()> load) {
+  PendingOp op;
+  op.load = std::move(load);
+  if (w.m->rng() & 1) complete(w, op);
+  w.pending.push_back(std::move(op));
+  if (w.pending.size() > 63) hostile_wait(w, 63);
+}
+
+void hostile_issue_store(Wave& w, std::vector<PendingStore> stores) {
+  for (const PendingStore& s : stores) settle(w, s.addr, s.bytes, w.pending.size());
+  PendingOp op;
+  op.stores = std::move(stores);
+  w.pending.push_back(std::move(op));
+  if (w.pending.size() > 63) hostile_wait(w, 63);
+}
+
+// Atomics are performed at memory, after the wave's own earlier accesses of the place.
+void hostile_atomic(Wave& w, uint64_t addr, uint32_t bytes) {
+  Machine& m = *w.m;
+  settle(w, addr, bytes, w.pending.size());
+  const uint64_t line = addr / LINE;
+  CacheLine& near = slot(m.model->of_l1(m, *w.wg), line);
+  if (near.line == line) near.line = ~0ull;
+  CacheLine& far = slot(m.model->of_l2(m, w.wg->rank, w.wg->xcd), line);
+  if (far.line == line) drop(m, far);
+}
+
+void hostile_wait(Wave& w, int outstanding) {
+  while (w.pending.size() > size_t(outstanding)) {
+    PendingOp op = std::move(w.pending.front());
+    w.pending.pop_front();
+    complete(w, op);
+  }
+}
+
+// buffer_inv: the L1; with sc1 also the XCD's L2 (lines it has not written).
+void hostile_invalidate(Wave& w, const Inst& I) {
+  Machine& m = *w.m;
+  for (CacheLine& c : m.model->of_l1(m, *w.wg)) c.line = ~0ull;
+  if (!(I.cpol & CPOL_SC1)) return;
+  for (CacheLine& c : m.model->of_l2(m, w.wg->rank, w.wg->xcd))
+    if (c.line != ~0ull) drop(m, c);
+}
+
+// buffer_wbl2 writes the XCD's dirty lines back (its completion is waited for with vmcnt).
+void hostile_write_back(Wave& w, const Inst& I) {
+  Machine& m = *w.m;
+  if (!(I.cpol & (CPOL_SC0 | CPOL_SC1))) return;
+  hostile_wait(w, 0);
+  for (CacheLine& c : m.model->of_l2(m, w.wg->rank, w.wg->xcd))
+    if (c.line != ~0ull) clean(m, c);
+}
+
+// Now and then something completes, or a line is evicted, without anybody waiting for it.
+void hostile_tick(Wave& w) {
+  Machine& m = *w.m;
+  if (!w.pending.empty() && m.rng() % 8 == 0) {
+    const size_t pick = m.rng() % w.pending.size();
+    complete(w, w.pending[pick]);
+  }
+  if (m.rng() % 64 == 0) {
+    Cache& c = m.model->of_l1(m, *w.wg);
+    c[m.rng() % c.size()].line = ~0ull;
+  }
+}
+
+void hostile_launch_begin(Machine& m, int rank) {
+  for (int i = 0; i < m.num_cu; ++i)
+    for (CacheLine& c : m.model->l1[size_t(rank * m.num_cu + i)]) c.line = ~0ull;
+  for (int i = 0; i < m.num_xcd; ++i)
+    for (CacheLine& c : m.model->l2[size_t(rank * m.num_xcd + i)])
+      if (c.line != ~0ull) drop(m, c);
+}
+void hostile_launch_end(Machine& m, int rank) { hostile_launch_begin(m, rank); }
+
+}  // namespace cdna

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// The machine: memory, checks, counters, the memory model and the scheduler's data.
+#pragma once
+
+#include <random>
+#include <unordered_map>
+
+#include "state.h"
+
+namespace cdna {
+
+enum CheckLevel : int32_t { CHECK_OFF, CHECK_WARN, CHECK_ERROR };
+// Order shared with cdnasim/native.py.
+enum Check : int32_t {
+  CHECK_REGISTER, CHECK_MEMORY_UNWRITTEN, CHECK_LDS_UNWRITTEN, CHECK_MISALIGNED, CHECK_LDS_RACE, CHECK_BARRIER,
+  CHECK_OFFSET_WRAP, NUM_CHECKS
+};
+
+// What one wave did: the instructions it ran, and its registers before the first run of one source line.
+struct Watch {
+  int32_t rank = -1, workgroup = 0, wave = 0, dump_line = 0;
+  uint64_t limit = 0;
+  std::vector<int32_t> lines;
+  std::vector<uint32_t> vgprs, sgprs;
+  bool dumped = false;
+};
+
+// The hand-off that last wrote 8 bytes of memory past the caches: how many hand-offs led to it, and who did it.
+struct Handoff { uint32_t depth; int32_t rank, workgroup; };
+
+struct Allocation {
+  uint64_t base = 0, bytes = 0;
+  int32_t rank = 0;       // owner
+  int32_t peer = 0;       // other ranks may touch it
+  int32_t read_only = 0;
+  std::vector<uint64_t> written;  // a bit per byte; empty: all of it counts as written
+  std::vector<uint64_t> touched;  // a bit per 64-byte line read or written, over all launches since it was cleared
+  std::string name;
+  uint64_t end() const { return base + bytes; }
+};
+
+struct Traffic { uint64_t load_bytes[4] = {}, store_bytes[4] = {}; };  // by scope: plain, sc0, sc1, sc0 sc1
+
+struct Counters {
+  uint64_t by_class[NUM_CLASSES] = {};
+  Traffic traffic;
+  uint64_t nontemporal_bytes = 0;
+  uint64_t lds_read_bytes = 0, lds_write_bytes = 0, lds_conflict_cycles = 0, lds_accesses = 0;
+  uint64_t longest_wave = 0, waves = 0, handoff_depth = 0;
+};
+
+struct Launch {
+  Kernel* kernel = nullptr;
+  int32_t grid[3] = {1, 1, 1}, block[3] = {1, 1, 1};
+  int32_t rank = 0, lds_bytes = 0, persistent = 0;
+  uint64_t kernarg = 0, dispatch_packet = 0;
+  int32_t next = 0, finished = 0, total = 0;
+  Counters counters;
+  int32_t user_sgprs = 0, kernarg_sgpr = -1, dispatch_sgpr = -1, queue_sgpr = -1, dispatch_id_sgpr = -1,
+          private_size_sgpr = -1, preload_first = -1, preload_dwords = 0, preload_offset = 0;
+  int32_t id_x = 1, id_y = 0, id_z = 0, workgroup_info = 0, workitem_dims = 0;
+};
+
+struct Machine {
+  Arch arch = Arch::gfx950;
+  int32_t ranks = 1, num_xcd = 8, num_cu = 256, lds_per_cu = 160 * 1024;
+  std::vector<std::unique_ptr<Allocation>> allocations;  // by base
+  Allocation* last_hit = nullptr;
+  int32_t check[NUM_CHECKS] = {};
+  std::vector<std::string> warnings;
+  std::unordered_map<std::string, uint64_t> warning_count;
+  std::mt19937_64 rng;
+  uint64_t clock = 0;             // instructions executed, all waves
+  uint64_t progress_clock = 0;    // when memory last changed, a barrier opened or a wave ended
+  uint64_t stall_bound = 0;       // instructions without progress that count as a deadlock
+  int32_t schedule = 0, quantum_min = 60, quantum_max = 150;
+  int32_t hostile = 0;
+  int32_t count_traffic = 1;
+  struct Hostile* model = nullptr;
+  Watch watch;
+  int32_t count_handoffs = 0;
+  std::unordered_map<uint64_t, Handoff> handoffs;  // by address / 8
+  std::unordered_map<uint64_t, std::vector<Wave*>> parked;  // by 128-byte line
+  std::vector<Wave*> woken;
+
+  Allocation* find(uint64_t addr);
+};
+
+uint64_t machine_clock(const Wave& w);
+void report(Wave& w, const char* kind, const std::string& text);
+
+// ---- memory.cpp
+// Checks a vector access (every active lane, ``bytes`` each) and accounts for it.
+void check_access(Wave& w, const Inst& I, const uint64_t* addr, uint64_t mask, uint32_t bytes, bool store, int align);
+void check_scalar_access(Wave& w, uint64_t addr, uint32_t bytes);
+void write_bytes(Wave& w, uint64_t addr, const void* data, uint32_t bytes);  // at once, noting progress
+
+// ---- hostile.cpp: what the architecture does not promise does not hold
+struct Hostile;
+void hostile_init(Machine& m);
+void hostile_free(Machine& m);
+void hostile_issue_load(Wave& w, std::function<void()> load);
+void hostile_load(Wave& w, const Inst& I, uint64_t addr, uint32_t bytes, void* out);
+void hostile_issue_store(Wave& w, std::vector<PendingStore> stores);
+void hostile_atomic(Wave& w, uint64_t addr, uint32_t bytes);
+void hostile_wait(Wave& w, int outstanding);
+void hostile_invalidate(Wave& w, const Inst& I);
+void hostile_write_back(Wave& w, const Inst& I);
+void hostile_tick(Wave& w);
+void hostile_launch_begin(Machine& m, int rank);
+void hostile_launch_end(Machine& m, int rank);
+
+// ---- scheduler.cpp
+void barrier(Wave& w, const Inst& I);
+void end_program(Wave& w, const Inst& I);
+void note_handoff_store(Wave& w, uint64_t addr);
+void note_handoff_load(Wave& w, uint64_t addr);
+void wake(Machine& m, uint64_t addr, uint32_t bytes);
+void run_launches(Machine& m, std::vector<std::vector<Launch*>>& queues);
+std::string describe(const Wave& w);
+
+}  // namespace cdna

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// The state of the simulated machine and the decoded instruction: what every other file of the core shares.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace cdna {
+
+constexpr int LANES = 64;
+constexpr int MAX_OPERANDS = 8;
+// Scalar register file, indexed as the hardware encodes scalar operands.
+constexpr int SGPR_FILE = 128;
+constexpr int REG_FLAT_SCRATCH = 102;
+constexpr int REG_VCC = 106;
+constexpr int REG_M0 = 124;
+constexpr int REG_EXEC = 126;
+
+struct SimError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+enum class Arch : int32_t { gfx942 = 942, gfx950 = 950 };
+
+enum OperandKind : int32_t { KIND_NONE, KIND_VGPR, KIND_SGPR, KIND_CONST, KIND_SCC, KIND_VCCZ, KIND_EXECZ, KIND_OFF };
+enum OperandFlags : int32_t { FLAG_NEG = 1, FLAG_ABS = 2, FLAG_SEXT = 4 };
+
+// Cache policy bits, as LLVM's CPol encodes them for gfx940 and later.
+enum CachePolicy : int32_t { CPOL_SC0 = 1, CPOL_NT = 2, CPOL_SC1 = 16 };
+
+enum InstClass : int32_t {
+  CLASS_SALU, CLASS_VALU, CLASS_MFMA, CLASS_SMEM, CLASS_VMEM_LOAD, CLASS_VMEM_STORE, CLASS_VMEM_ATOMIC,
+  CLASS_LDS, CLASS_BRANCH, CLASS_WAIT, CLASS_BARRIER, CLASS_SLEEP, CLASS_OTHER, NUM_CLASSES
+};
+
+struct Operand {
+  int32_t kind = KIND_NONE;
+  int32_t reg = 0;    // register index (AGPRs already mapped behind the VGPRs)
+  int32_t width = 0;  // dwords
+  int32_t flags = 0;  // OperandFlags
+  uint64_t value = 0; // KIND_CONST: the bits as the operand's type reads them
+};
+
+// Mirrored field by field by cdnasim/native.py.
+struct Inst {
+  int32_t opcode, num_ops;
+  Operand ops[MAX_OPERANDS];
+  int32_t clamp, omod, op_sel, op_sel_hi, neg_lo, neg_hi;
+  int32_t dpp_ctrl, row_mask, bank_mask, bound_ctrl;         // dpp_ctrl < 0: no DPP
+  int32_t sdwa, dst_sel, dst_unused, src0_sel, src1_sel;     // sdwa 0: no SDWA
+  int32_t offset0, offset1, cpol, offen, idxen, lds;
+  int32_t cbsz, abid, blgp, imm, target, line, cls;
+  void (*fn)(struct Wave&, const Inst&);
+};
+
+using Handler = void (*)(struct Wave&, const Inst&);
+
+// One row of the opcode table. ``operands`` is a comma-separated list of role + class + dwords + type:
+// role d (written), s (read), x (both); class v (VGPR or AGPR), s (scalar), a (any vector-ALU source),
+// i (immediate), l (label), o (address register or "off"); type u, i, f, h (f16), b (bf16), d (f64).
+// ``mods`` names the modifiers that this opcode accepts, space-separated.
+struct OpDef {
+  const char* name;
+  const char* operands;
+  const char* mods;
+  int32_t cls;
+  Handler fn;
+};
+
+void add_ops(const OpDef* table, size_t count);
+template <size_t N>
+struct OpTable {
+  explicit OpTable(const OpDef (&t)[N]) { add_ops(t, N); }
+};
+
+struct Kernel {
+  std::vector<Inst> code;
+  Arch arch = Arch::gfx950;
+  int32_t num_vgprs = 0;  // VGPRs and AGPRs together
+  int32_t num_sgprs = 0;
+  int32_t lds_bytes = 0, scratch_bytes = 0;
+  int32_t ieee = 1, dx10_clamp = 1;
+  std::vector<uint64_t> executed;  // per instruction, in all launches
+};
+
+enum WaveState : int32_t { WAVE_READY, WAVE_BARRIER, WAVE_DONE };
+
+// A vector memory operation that a wave has issued and not yet waited for (hostile memory model). A load is a
+// function that samples memory and writes the registers when it completes; done loads keep their place in line.
+struct PendingStore {
+  uint64_t addr;
+  uint32_t bytes;
+  int32_t policy;
+  uint8_t data[16];
+};
+struct PendingOp {
+  std::function<void()> load;
+  std::vector<PendingStore> stores;
+};
+
+struct Wave {
+  uint32_t* v = nullptr;        // [num_vgprs][64]
+  uint32_t s[SGPR_FILE] = {};
+  uint32_t scc = 0;
+  bool fp16_ovfl = false;       // MODE: conversions to 8 bits saturate
+  int32_t pc = 0;
+  int32_t state = WAVE_READY;
+  int32_t wave_in_group = 0;
+  bool yield = false;           // give the turn to another wave after this instruction
+  struct Workgroup* wg = nullptr;
+  struct Machine* m = nullptr;
+  const Kernel* k = nullptr;
+  uint64_t issued = 0;
+  uint64_t barrier_count = 0;
+  uint64_t by_class[NUM_CLASSES] = {};
+  std::vector<uint64_t> vdef;   // lanes ever written, per VGPR (empty: not tracked)
+  uint32_t sdef[4] = {};
+  std::vector<uint8_t> scratch; // [64][scratch_bytes]
+  // The last poll, for deadlock reports.
+  uint64_t last_load_addr = 0;
+  uint32_t last_load_value = 0;
+  int32_t last_load_line = 0;
+  uint64_t polls = 0;
+  // Lines loaded past the caches since the last s_sleep: what a poll that finds nothing waits on.
+  std::vector<uint64_t> poll_lines, parked_lines;
+  bool poll_overflow = false, preempted = false, parked = false;
+  std::deque<PendingOp> pending;
+  uint64_t depth = 0;           // hand-offs on the longest chain that led here
+
+  uint64_t exec() const { uint64_t e; std::memcpy(&e, &s[REG_EXEC], 8); return e; }
+  void set_exec(uint64_t e) { std::memcpy(&s[REG_EXEC], &e, 8); }
+  uint64_t vcc() const { uint64_t e; std::memcpy(&e, &s[REG_VCC], 8); return e; }
+  uint64_t s64(int r) const { uint64_t e; std::memcpy(&e, &s[r], 8); return e; }
+  uint32_t* lane(int reg) { return v + size_t(reg) * LANES; }
+};
+
+// Who read and wrote each byte of a dword of LDS in the barrier interval ``epoch_*``: a wave, -1 nobody, -2 several.
+struct LdsShadow { uint32_t epoch_r, epoch_w; int8_t reader[4], writer[4]; };
+
+struct Workgroup {
+  int32_t id[3] = {}, linear = 0;
+  int32_t rank = 0, cu = 0, xcd = 0;
+  struct Launch* launch = nullptr;
+  std::vector<uint8_t> lds;
+  std::vector<uint8_t> lds_written;   // per byte, when tracked
+  std::vector<LdsShadow> lds_shadow;  // per dword, when races are looked for
+  std::vector<Wave> waves;
+  std::vector<uint32_t> vgprs;        // backing store of all waves
+  int32_t at_barrier = 0, done = 0;
+  bool live = false;
+};
+
+[[noreturn]] void fail(const Wave& w, const std::string& what);
+std::string hex(uint64_t v);
+
+}  // namespace cdna

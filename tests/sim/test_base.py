@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The base's own FFN launch, compiled as it is, against the float64 half layer (bounds of the base's numerics
+test), and under the hostile memory model bit for bit what exact memory gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from base import ffn
+from base import layer as whole
+
+from cdnasim import Device
+
+full = pytest.mark.full
+# rows, TP, architecture. gfx942's kernels are for TP4 and at most 42 rows.
+CASES = [
+    pytest.param(1, 2, "gfx950"),
+    pytest.param(6, 4, "gfx950", marks=full),
+    pytest.param(8, 2, "gfx950", marks=full),
+    pytest.param(48, 4, "gfx950", marks=full),
+    pytest.param(1, 4, "gfx942", marks=full),
+    pytest.param(6, 4, "gfx942", marks=full),
+    pytest.param(42, 4, "gfx942", marks=full),
+]
+
+
+def check(result: dict[str, tuple[float, float]]) -> None:
+    for name in ("residual", "post", "comb", "pre", "normed"):
+        cosine, relative = result[name]
+        assert cosine > 0.9999 and relative < 0.01, (name, cosine, relative)
+    cosine, relative = result["out"]
+    assert cosine > 0.9998 and relative < 0.02, ("out", cosine, relative)
+
+
+@pytest.mark.parametrize("rows, tp, arch", CASES)
+def test_ffn_launch(rows: int, tp: int, arch: str) -> None:
+    case = ffn.FfnCase(rows, tp, arch)
+    run = ffn.FfnRun(case, Device(arch, ranks=tp))
+    run.launch()
+    check(ffn.compare(run))
+    # A second launch on the same memory takes the next epoch and gives the same bits.
+    first = [rank["out"].clone() for rank in run.ranks]
+    run.launch()
+    for rank, out in zip(run.ranks, first, strict=True):
+        assert torch.equal(rank["out"], out)
+
+
+@pytest.mark.parametrize(
+    "rows, tp, arch", [pytest.param(1, 2, "gfx950"), pytest.param(6, 4, "gfx942", marks=full)]
+)
+def test_ffn_launch_on_hostile_memory(rows: int, tp: int, arch: str) -> None:
+    case = ffn.FfnCase(rows, tp, arch)
+    outs = []
+    for settings in (
+        {},
+        {"memory": "hostile", "seed": 3},
+        {"memory": "hostile", "seed": 4, "schedule": "rank-stalled"},
+    ):
+        run = ffn.FfnRun(case, Device(arch, ranks=tp, **settings))
+        run.launch()
+        outs.append([run.ranks[0][name].clone() for name in ("out", "res_out", "pre_out")])
+        for rank in run.ranks[1:]:
+            assert torch.equal(rank["out"], run.ranks[0]["out"])
+    for other in outs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(outs[0], other, strict=True))
+
+
+def test_a_wrong_weight_is_noticed() -> None:
+    """The comparison fails when one expert's scales are off by a step for a sixteenth of its rows."""
+    case = ffn.FfnCase(1, 2, "gfx950")
+    run = ffn.FfnRun(case, Device("gfx950", ranks=2))
+    _, picks = ffn.moe(case, case.seam["normed"])
+    run.ranks[0]["w13_s"][picks[0, 0]] += 1
+    run.launch()
+    with pytest.raises(AssertionError):
+        check(ffn.compare(run))
+
+
+def check_k1(result: dict[str, tuple[float, float]]) -> None:
+    for name in ("residual", "post", "comb", "pre", "q"):
+        cosine, relative = result[name]
+        assert cosine > 0.9999 and relative < 0.01, (name, cosine, relative)
+    assert result["record"] == (1.0, 0.0)  # every byte of the new KV records, and every scale
+
+
+def test_k1() -> None:
+    """K1 of a standard layer on every rank: seam, queries, KV records."""
+    run = whole.LayerRun(6, 4, "gfx950")
+    run.run_k1()
+    check_k1(run.compare_k1())
+
+
+@full
+@pytest.mark.parametrize(
+    "rows, tp, arch, ratio, memory",
+    [
+        (6, 4, "gfx950", 1, "exact"),
+        (6, 4, "gfx950", 1, "hostile"),
+        (1, 2, "gfx950", 1, "exact"),
+        (8, 2, "gfx950", 2, "exact"),
+        (48, 4, "gfx950", 1, "exact"),
+        (6, 4, "gfx942", 1, "exact"),
+        (6, 4, "gfx942", 1, "hostile"),
+        (42, 4, "gfx942", 1, "exact"),
+    ],
+)
+def test_whole_layer(rows: int, tp: int, arch: str, ratio: int, memory: str) -> None:
+    """K1, then K2 on K1's outputs: attention, wo_a, wo_b, both TP sums, seam, MoE."""
+    run = whole.LayerRun(rows, tp, arch, ratio, memory=memory)
+    run.run_k1()
+    check_k1(run.compare_k1())
+    second = run.prepare_k2()
+    second.launch()
+    check(ffn.compare(second))
