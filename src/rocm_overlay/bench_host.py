@@ -108,18 +108,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def model_lines(base: Path, patches: Path) -> list[ModelLines]:
-    """The model files that the base's mono decode is in, or that our series adds a line to for it.
+    """The model files that the base's mono decode is in, or that our series adds a line to.
 
     Args:
         base: the folder that holds the base's vllm/.
-        patches: the folder of our series. Other patches than those for mono decode do not count.
+        patches: the folder of our series; every patch of it counts.
     """
     from rocm_overlay.series import load_series
 
     found = {f"{MODEL_FOLDER}/{name}": 0 for name in MODEL_FILES}
     for patch in load_series(patches).patches:
         for diff in patch.diffs:
-            if diff.path in found and "mono decode" in patch.header["Subject"]:
+            if diff.path in found:
                 found[diff.path] += sum(mark == "+" for hunk in diff.hunks for mark, _ in hunk.lines)
     return [
         ModelLines(path, mono_lines((base / path).read_text(encoding="utf-8")), added)
