@@ -23,6 +23,9 @@ def arguments(*words: str) -> argparse.Namespace:
     return parser.parse_args(["bench-host", *words])
 
 
+# Times on a machine that others use decide nothing about a commit: make bench-host measures, make test-full
+# holds it to the goal.
+@pytest.mark.full
 def test_ours_takes_at_most_half_of_the_host_time_of_vllm_s() -> None:
     trees = {bench_host.VLLM: PROJECT.base, bench_host.OURS: PROJECT.tree}
     figures = bench_host.measure(trees, HARNESS, steps=300, turns=3)
