@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device primitives: buffers, LDS, lanes and loops, the one place that touches raw dialect operations.
+
+Everything here is the same on CDNA3 and CDNA4. What an architecture or a number format names is in ``isa``.
+Offsets are bytes. Values are FlyDSL scalars (``Int32``, ``Float32``) and ``Vector`` of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flydsl.expr as fx
+from flydsl._mlir import ir
+from flydsl._mlir.dialects import arith, llvm, scf
+from flydsl._mlir.dialects import rocdl as raw
+from flydsl.expr import gpu, rocdl
+from flydsl.expr.typing import as_ir_value
+
+WAVE = 64
+
+# Cache policy of an access: the scope bits sc0 (1) and sc1 (16), and nt (2).
+CACHED = 0
+STREAM = 2
+DEVICE = 16
+SYSTEM = 17
+
+# An offset at or past every bounded buffer's end, far from wrapping when an immediate is added to it.
+PAST_END = 0x7FFF0000
+
+# The access is kept though its result is not used (a compiler flag, no bit of the instruction).
+_VOLATILE = -(1 << 31)
+
+# Third word of a raw buffer descriptor: 32-bit data format, identity component selection, no swizzle.
+_DESCRIPTOR_FLAGS = (7 << 12) | (4 << 15)
+_NO_BOUND = 0xFFFFFFFF
+
+
+def _i32() -> ir.Type:
+    return ir.IntegerType.get_signless(32)
+
+
+def i32(value: Any) -> fx.Int32:
+    """``value`` (a Python integer, a bare operation result or a scalar) as ``Int32``."""
+    if isinstance(value, int):
+        return fx.Int32(value - (1 << 32) if value >= 1 << 31 else value)
+    return value if isinstance(value, fx.Int32) else fx.Int32(value)
+
+
+def f32_bits(value: fx.Float32) -> fx.Int32:
+    """The bits of a float."""
+    return fx.Int32(arith.bitcast(_i32(), as_ir_value(value)))
+
+
+def bits_f32(value: fx.Int32) -> fx.Float32:
+    """The float of some bits."""
+    return fx.Float32(arith.bitcast(ir.F32Type.get(), as_ir_value(value)))
+
+
+def shift_right(value: fx.Int32, amount: Any) -> fx.Int32:
+    """Logical shift right."""
+    return fx.Int32(arith.shrui(as_ir_value(value), as_ir_value(i32(amount))))
+
+
+def uniform(value: fx.Int32) -> fx.Int32:
+    """``value`` of the first active lane, known to be the same in the wave."""
+    return fx.Int32(raw.readfirstlane(_i32(), as_ir_value(value)))
+
+
+def both(*conditions: Any) -> Any:
+    """All of the conditions, without short circuit."""
+    out = conditions[0]
+    for condition in conditions[1:]:
+        out = out & condition
+    return out
+
+
+class Buffer:
+    """Global memory at a 64-bit address. Accesses at or past ``num_bytes`` load 0 and store nothing."""
+
+    def __init__(self, address: Any, num_bytes: int | None = None) -> None:
+        i64, i16 = ir.IntegerType.get_signless(64), ir.IntegerType.get_signless(16)
+        pointer = llvm.inttoptr(ir.Type.parse("!llvm.ptr"), as_ir_value(address))
+        self._resource = raw.make_buffer_rsrc(
+            ir.Type.parse("!llvm.ptr<8>"),
+            pointer,
+            arith.constant(i16, 0),
+            arith.constant(i64, _NO_BOUND if num_bytes is None else num_bytes),
+            as_ir_value(i32(_DESCRIPTOR_FLAGS)),
+        )
+
+    def load(self, offset: Any, count: int = 1, policy: int = CACHED) -> Any:
+        """``count`` (1, 2 or 4) 32-bit words at ``offset``: an ``Int32``, or a vector of them."""
+        result = _i32() if count == 1 else ir.VectorType.get([count], _i32())
+        value = raw.RawPtrBufferLoadOp(
+            result,
+            self._resource,
+            as_ir_value(i32(offset)),
+            as_ir_value(i32(0)),
+            aux=ir.IntegerAttr.get(_i32(), policy),
+        ).result
+        return fx.Int32(value) if count == 1 else fx.Vector(value, (count,), fx.Int32)
+
+    def warm(self, offset: Any) -> None:
+        """Bring the cache line at ``offset`` to the L2 of this XCD; nothing waits for it."""
+        raw.RawPtrBufferLoadOp(
+            _i32(),
+            self._resource,
+            as_ir_value(i32(offset)),
+            as_ir_value(i32(0)),
+            aux=ir.IntegerAttr.get(_i32(), _VOLATILE),
+        )
+
+    def load_byte(self, offset: Any, policy: int = CACHED) -> fx.Int32:
+        """One byte at ``offset``, zero-extended."""
+        value = raw.RawPtrBufferLoadOp(
+            ir.IntegerType.get_signless(8),
+            self._resource,
+            as_ir_value(i32(offset)),
+            as_ir_value(i32(0)),
+            aux=ir.IntegerAttr.get(_i32(), policy),
+        ).result
+        return fx.Int32(arith.extui(_i32(), value))
+
+    def store(self, offset: Any, value: Any, policy: int = CACHED) -> None:
+        """Store a 32-bit scalar or a vector of them at ``offset``."""
+        raw.RawPtrBufferStoreOp(
+            as_ir_value(value),
+            self._resource,
+            as_ir_value(i32(offset)),
+            as_ir_value(i32(0)),
+            aux=ir.IntegerAttr.get(_i32(), policy),
+        )
+
+
+class Lds:
+    """An LDS allocation, addressed in bytes."""
+
+    def __init__(self, array: Any) -> None:
+        self._base = array.ptr.llvm_ptr
+
+    def _at(self, offset: Any) -> ir.Value:
+        return llvm.getelementptr(
+            self._base.type,
+            self._base,
+            [as_ir_value(i32(offset))],
+            [-(1 << 31)],
+            ir.IntegerType.get_signless(8),
+            None,
+        )
+
+    def load(self, offset: Any, count: int = 1) -> Any:
+        """``count`` 32-bit words (as ``Int32``); ``offset`` is a multiple of the size of the access."""
+        result = _i32() if count == 1 else ir.VectorType.get([count], _i32())
+        value = llvm.LoadOp(result, self._at(offset), alignment=4 * count).result
+        return fx.Int32(value) if count == 1 else fx.Vector(value, (count,), fx.Int32)
+
+    def store(self, offset: Any, value: Any) -> None:
+        """Store a 32-bit scalar or a vector of them; ``offset`` is a multiple of the size of the access."""
+        data = as_ir_value(value)
+        words = data.type.shape[0] if isinstance(data.type, ir.VectorType) else 1
+        llvm.StoreOp(data, self._at(offset), alignment=4 * words)
+
+    def fetch_or(self, offset: Any, bits: fx.Int32) -> None:
+        """Set ``bits`` of the word at ``offset``; any number of lanes may at once."""
+        llvm.atomicrmw(
+            llvm.AtomicBinOp._or,
+            self._at(offset),
+            as_ir_value(bits),
+            llvm.AtomicOrdering.monotonic,
+            syncscope="workgroup",
+        )
+
+
+def vector_i32(items: Sequence[Any]) -> fx.Vector:
+    """A vector of 32-bit words."""
+    return fx.Vector.from_elements([i32(x) for x in items], fx.Int32)
+
+
+def vector_f32(items: Sequence[Any]) -> fx.Vector:
+    """A vector of floats."""
+    return fx.Vector.from_elements(list(items), fx.Float32)
+
+
+def shuffle_xor(value: Any, distance: int) -> Any:
+    """The value of the lane whose index differs in the bits of ``distance``."""
+    return gpu.shuffle_xor(value, distance, WAVE)
+
+
+def shuffle_from(value: fx.Int32, lane: Any) -> fx.Int32:
+    """The value of lane ``lane``."""
+    return fx.Int32(raw.ds_bpermute(_i32(), as_ir_value(i32(lane) * 4), as_ir_value(value)))
+
+
+def repeat(
+    start: Sequence[Any],
+    attempt: Callable[[list[Any]], tuple[Any, Sequence[Any]]],
+    again: Callable[[list[Any]], Sequence[Any]],
+) -> list[Any]:
+    """``attempt`` on the carried values until its condition does not hold; returns the last attempt's
+    results.
+
+    ``attempt`` gives (whether to go on, results), ``again`` the carried values of the next attempt."""
+    kinds = [_rebuild(x) for x in start]
+    types = [as_ir_value(x).type for x in start]
+    probe: list[Any] = []
+
+    def wrap(values: Sequence[ir.Value], how: Sequence[Callable[[ir.Value], Any]]) -> list[Any]:
+        return [kind(value) for kind, value in zip(how, values, strict=True)]
+
+    # The types of the results are known once the attempt is traced, which needs the operation; so it is
+    # traced in a block of its own that is then moved.
+    loop_types = [*types]
+    scratch = scf.WhileOp(loop_types, [as_ir_value(x) for x in start])
+    scratch.before.blocks.append(*types)
+    block = scratch.before.blocks[0]
+    with ir.InsertionPoint(block):
+        going, probe = attempt(wrap(block.arguments, kinds))
+        results = [as_ir_value(x) for x in probe]
+        scf.ConditionOp(as_ir_value(going), [*results, *block.arguments])
+    result_types = [x.type for x in results]
+    loop = scf.WhileOp([*result_types, *types], [as_ir_value(x) for x in start])
+    block.append_to(loop.before)
+    scratch.erase()
+    loop.after.blocks.append(*result_types, *types)
+    after = loop.after.blocks[0]
+    with ir.InsertionPoint(after):
+        carried = wrap(list(after.arguments)[len(results) :], kinds)
+        scf.YieldOp([as_ir_value(x) for x in again(carried)])
+    outs = list(loop.results)[: len(results)]
+    return wrap(outs, [_rebuild(x) for x in probe])
+
+
+def when(condition: Any) -> Callable[[Callable[[], None]], None]:
+    """Decorates a function without arguments: its body runs in the lanes where ``condition`` holds."""
+
+    def run(body: Callable[[], None]) -> None:
+        branch = scf.IfOp(as_ir_value(condition))
+        with ir.InsertionPoint(branch.then_block):
+            body()
+            scf.YieldOp([])
+
+    return run
+
+
+def loop(
+    first: Any,
+    end: Any,
+    step: int,
+    carried: Sequence[Any],
+    body: Callable[[fx.Int32, list[Any]], Sequence[Any]],
+) -> list[Any]:
+    """``carried = body(i, carried)`` for i in first, first + step, .. below end; returns the last."""
+    kinds = [_rebuild(x) for x in carried]
+    bounds = [as_ir_value(i32(x)) for x in (first, end, step)]
+    op = scf.ForOp(*bounds, [as_ir_value(x) for x in carried])
+    with ir.InsertionPoint(op.body):
+        inside = [kind(x) for kind, x in zip(kinds, op.inner_iter_args, strict=True)]
+        out = body(fx.Int32(op.induction_variable), inside)
+        scf.YieldOp([as_ir_value(x) for x in out])
+    return [kind(x) for kind, x in zip(kinds, op.results, strict=True)]
+
+
+def _rebuild(value: Any) -> Callable[[ir.Value], Any]:
+    if isinstance(value, fx.Vector):
+        shape, dtype = value.shape, value.dtype
+        return lambda raw_value: fx.Vector(raw_value, shape, dtype)
+    return type(value)
+
+
+def pin(value: Any) -> Any:
+    """The same value, computed here: the compiler may not put its computation off to where it is used, which
+    would keep the larger inputs in registers instead."""
+    operand = as_ir_value(value)
+    out = llvm.inline_asm(operand.type, [operand], "", "=v,0", has_side_effects=True)
+    return _rebuild(value)(out)
+
+
+def schedule_fence() -> None:
+    """The compiler moves no instruction across: keeps loads of later steps out of registers for a while."""
+    rocdl.sched_barrier(0)
+
+
+def sleep() -> None:
+    """Let other waves of the compute unit run for a while (64 to 128 cycles)."""
+    rocdl.s_sleep(1)
+
+
+def drain() -> None:
+    """Wait until this wave's stores are acknowledged at the scope that they were given."""
+    rocdl.s_waitcnt(vmcnt=0)
+
+
+def acquire() -> None:
+    """After a wait at device scope: later plain loads see what was stored before the awaited word."""
+    llvm.fence(llvm.AtomicOrdering.acquire, syncscope="agent")
+
+
+def barrier() -> None:
+    """All waves of the workgroup, LDS accesses before it done."""
+    gpu.barrier()
+
+
+def count_bits(value: fx.Int32) -> fx.Int32:
+    """Number of set bits."""
+    return fx.Int32(llvm.call_intrinsic(_i32(), "llvm.ctpop.i32", [as_ir_value(value)], [], []))
+
+
+def address(words: fx.Vector) -> fx.Int64:
+    """A 64-bit address loaded as two words, known to be the same in the wave."""
+    low, high = uniform(words[0]), uniform(words[1])
+    pair = as_ir_value(vector_i32([low, high]))
+    return fx.Int64(llvm.bitcast(ir.IntegerType.get_signless(64), pair))

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an architecture names: matrix instructions, conversions, number formats."""

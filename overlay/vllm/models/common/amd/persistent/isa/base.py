@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface between stages and an architecture.
+
+Operand layouts of a 16 x 16 matrix instruction (l is the lane, g = l // 16, r = l % 16), as the stages use
+them. A is the weight operand with 16 output columns, B the activation operand with 16 rows of the step:
+
+- D: lane l holds outputs 4 g .. 4 g + 3 of step row r.
+- 8-bit operand of 128 k: lane l holds k 16 g .. 16 g + 15 and 64 + 16 g .. 64 + 16 g + 15 of row r.
+- 4-bit operand of 128 k: lane l holds k 32 g .. 32 g + 31 of row r, low nibble first.
+- the scale of lane l belongs to k 32 g .. 32 g + 31 of row r, whatever bytes the lane holds.
+- bf16 operand of 32 k: lane l holds 8 k of row r; which 8 is free, if A and B agree.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import flydsl.expr as fx
+
+
+@dataclass(frozen=True)
+class Code:
+    """An E8M0 code: byte ``byte`` of this lane's ``word``."""
+
+    word: Any
+    byte: int = 0
+
+
+class Isa(ABC):
+    """One architecture's instructions. Vectors of 32-bit words are ``Int32`` vectors."""
+
+    name: str
+    lds_bytes: int
+    compute_units: int
+
+    @abstractmethod
+    def mfma_bf16(self, weights: Any, activations: Any, acc: Any) -> Any:
+        """``acc`` (4 floats) plus 16 x 16 x 32 bf16; operands are 4 words (8 values) a lane."""
+
+    @abstractmethod
+    def mfma_fp4(
+        self, weights: Any, weight_code: Code, activations: Any, activation_code: Code, acc: Any
+    ) -> Any:
+        """``acc`` plus 16 x 16 x 128: MXFP4 weights (4 words) times MXFP8 activations (8 words)."""
+
+    @abstractmethod
+    def mfma_fp8(
+        self, weights: Any, weight_code: Code, activations: Any, activation_code: Code, acc: Any
+    ) -> Any:
+        """``acc`` plus 16 x 16 x 128: MXFP8 weights (8 words) times MXFP8 activations (8 words)."""
+
+    @abstractmethod
+    def pack_bf16(self, low: fx.Float32, high: fx.Float32) -> fx.Int32:
+        """Two floats rounded to nearest even bf16."""
+
+    @abstractmethod
+    def pack_fp8(self, values: list[fx.Float32]) -> fx.Int32:
+        """Four floats within the format's range rounded to nearest even e4m3, first in the low byte."""

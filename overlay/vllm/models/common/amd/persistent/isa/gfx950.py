@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CDNA4: scaled matrix instructions on MX formats, OCP FP8, packed bf16 conversion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flydsl.expr as fx
+from flydsl._mlir import ir
+from flydsl._mlir.dialects import llvm
+from flydsl._mlir.dialects import rocdl as raw
+from flydsl.expr import rocdl
+from flydsl.expr.typing import as_ir_value
+
+from .. import device as dev
+from .base import Code, Isa
+
+_E4M3, _E2M1 = 0, 4  # operand formats of the scaled matrix instructions
+
+
+def _acc_type() -> ir.Type:
+    return ir.VectorType.get([4], ir.F32Type.get())
+
+
+class Gfx950(Isa):
+    """MI350X and MI355X."""
+
+    name = "gfx950"
+    lds_bytes = 160 * 1024
+    compute_units = 256
+
+    def mfma_bf16(self, weights: Any, activations: Any, acc: Any) -> Any:
+        a, b = (x.bitcast(fx.BFloat16) for x in (weights, activations))
+        return fx.Vector(rocdl.mfma_f32_16x16x32_bf16(_acc_type(), [a, b, acc]), (4,), fx.Float32)
+
+    def _scaled(self, a_format: int, a: Any, a_code: Code, b: Any, b_code: Code, acc: Any) -> Any:
+        out = rocdl.mfma_scale_f32_16x16x128_f8f6f4(
+            _acc_type(), [a, b, acc, a_format, _E4M3, a_code.byte, a_code.word, b_code.byte, b_code.word]
+        )
+        return fx.Vector(out, (4,), fx.Float32)
+
+    def mfma_fp4(
+        self, weights: Any, weight_code: Code, activations: Any, activation_code: Code, acc: Any
+    ) -> Any:
+        return self._scaled(_E2M1, weights, weight_code, activations, activation_code, acc)
+
+    def mfma_fp8(
+        self, weights: Any, weight_code: Code, activations: Any, activation_code: Code, acc: Any
+    ) -> Any:
+        return self._scaled(_E4M3, weights, weight_code, activations, activation_code, acc)
+
+    def pack_bf16(self, low: fx.Float32, high: fx.Float32) -> fx.Int32:
+        pair = llvm.fptrunc(
+            ir.VectorType.get([2], ir.BF16Type.get()), as_ir_value(dev.vector_f32([low, high]))
+        )
+        return fx.Int32(llvm.bitcast(ir.IntegerType.get_signless(32), pair))
+
+    def pack_fp8(self, values: list[fx.Float32]) -> fx.Int32:
+        i32 = ir.IntegerType.get_signless(32)
+        a, b, c, d = (as_ir_value(v) for v in values)
+        low = raw.cvt_pk_fp8_f32(i32, a, b, as_ir_value(fx.Int32(0)), False)
+        return fx.Int32(raw.cvt_pk_fp8_f32(i32, c, d, low, True))

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arithmetic on lanes: bf16 pairs, MX scales, activations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flydsl.expr as fx
+from flydsl._mlir import ir
+from flydsl._mlir.dialects import llvm
+from flydsl.expr.typing import as_ir_value
+
+from . import device as dev
+
+LOG2_E = 1.4426950408889634
+LN_2 = 0.6931471805599453
+
+
+def _intrinsic(name: str, *values: Any) -> fx.Float32:
+    f32 = ir.F32Type.get()
+    return fx.Float32(llvm.call_intrinsic(f32, name, [as_ir_value(v) for v in values], [], []))
+
+
+def exp2(x: fx.Float32) -> fx.Float32:
+    """2^x by the hardware's instruction (1 ulp; denormal results flush)."""
+    return _intrinsic("llvm.amdgcn.exp2.f32", x)
+
+
+def log2(x: fx.Float32) -> fx.Float32:
+    """Base-2 logarithm by the hardware's instruction (1 ulp)."""
+    return _intrinsic("llvm.amdgcn.log.f32", x)
+
+
+def reciprocal(x: fx.Float32) -> fx.Float32:
+    """1 / x by the hardware's instruction (1 ulp)."""
+    return _intrinsic("llvm.amdgcn.rcp.f32", x)
+
+
+def reciprocal_sqrt(x: fx.Float32) -> fx.Float32:
+    """1 / sqrt(x) by the hardware's instruction (1 ulp)."""
+    return _intrinsic("llvm.amdgcn.rsq.f32", x)
+
+
+def square_root(x: fx.Float32) -> fx.Float32:
+    """sqrt(x) by the hardware's instruction (1 ulp)."""
+    return _intrinsic("llvm.amdgcn.sqrt.f32", x)
+
+
+def fused(a: fx.Float32, b: fx.Float32, c: fx.Float32) -> fx.Float32:
+    """a b + c, rounded once."""
+    return _intrinsic("llvm.fma.f32", a, b, c)
+
+
+def maximum(a: fx.Float32, b: fx.Float32) -> fx.Float32:
+    """The larger; of a NaN and a number, the number."""
+    return _intrinsic("llvm.maxnum.f32", a, b)
+
+
+def minimum(a: fx.Float32, b: fx.Float32) -> fx.Float32:
+    """The smaller; of a NaN and a number, the number."""
+    return _intrinsic("llvm.minnum.f32", a, b)
+
+
+def magnitude(x: fx.Float32) -> fx.Float32:
+    """|x|."""
+    return _intrinsic("llvm.fabs.f32", x)
+
+
+def unpack_bf16(pair: fx.Int32) -> tuple[fx.Float32, fx.Float32]:
+    """The two bf16 of a word, low half first."""
+    return dev.bits_f32(pair << 16), dev.bits_f32(pair & dev.i32(0xFFFF0000))
+
+
+def round_bf16(isa: Any, low: fx.Float32, high: fx.Float32) -> tuple[fx.Float32, fx.Float32]:
+    """Both values rounded to bf16."""
+    return unpack_bf16(isa.pack_bf16(low, high))
+
+
+def sigmoid(x: fx.Float32) -> fx.Float32:
+    """1 / (1 + e^-x)."""
+    return reciprocal(1.0 + exp2(x * -LOG2_E))
+
+
+def softplus(x: fx.Float32) -> fx.Float32:
+    """log(1 + e^x), to a few ulp for every x: the rounding of 1 + y is taken out of the logarithm."""
+    y = exp2(magnitude(x) * -LOG2_E)
+    u = 1.0 + y
+    scaled = log2(u) * LN_2 * (y * reciprocal(u - 1.0))
+    log1p = (u == 1.0).select(y, scaled)
+    return maximum(x, fx.Float32(0.0)) + log1p
+
+
+def mx_code(amax: fx.Float32) -> fx.Int32:
+    """The E8M0 code of a block whose largest magnitude is ``amax``: ceil(log2(amax / 448)) + 127, at least 0.
+
+    448 is 1.75 x 2^8, so the exponent is rounded up where the mantissa is above 1.75."""
+    bits = dev.f32_bits(amax) + 0x1FFFFF
+    code = dev.shift_right(bits, 23) - 8
+    return (code < 0).select(fx.Int32(0), code)
+
+
+def mx_inverse(code: fx.Int32) -> fx.Float32:
+    """2^(127 - code), what the block's values are multiplied by."""
+    return dev.bits_f32((254 - code) << 23)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of the FFN half of a decode layer, on one rank, and how the launch divides it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HIDDEN = 5120
+STREAMS = 4
+MIXES = STREAMS * (2 + STREAMS)
+SINKHORN_ROUNDS = 20
+INTERMEDIATE = 2304
+MX_BLOCK = 32
+NORM_EPSILON = 1e-20
+MIX_EPSILON = 1e-6
+ROUTED_SCALING = 1.5
+SWIGLU_LIMIT = 10.0
+MAX_ROWS = 48
+
+WORKGROUPS = 256
+XCDS = 8
+THREADS = 512
+WAVES = THREADS // 64
+
+# A matrix instruction has 16 weight outputs, 16 step rows and 128 k.
+TILE = 16
+K_STEP = 128
+
+SUPPORTED_TP = (2, 4)
+# (experts, picks): the backbone's layers, the draft's.
+SUPPORTED_EXPERTS = ((384, 6), (128, 3))
+
+
+@dataclass(frozen=True)
+class FfnGeometry:
+    """One build: rows of the step, TP size, experts and picks a token.
+
+    Raises ``ValueError`` with every reason when the launch does not do the combination."""
+
+    rows: int
+    tp: int
+    experts: int = 384
+    picks: int = 6
+
+    def __post_init__(self) -> None:
+        faults = []
+        if not 1 <= self.rows <= MAX_ROWS:
+            faults.append(f"rows is {self.rows}, the launch does 1..{MAX_ROWS}")
+        if self.tp not in SUPPORTED_TP:
+            faults.append(f"TP size is {self.tp}, the launch does {' and '.join(map(str, SUPPORTED_TP))}")
+        if (self.experts, self.picks) not in SUPPORTED_EXPERTS:
+            known = " and ".join(f"{e} with top {p}" for e, p in SUPPORTED_EXPERTS)
+            faults.append(f"{self.experts} experts with top {self.picks}, the launch does {known}")
+        if faults:
+            raise ValueError("no FFN launch: " + "; ".join(faults))
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of 16 step rows."""
+        return -(-self.rows // TILE)
+
+    @property
+    def published(self) -> bool:
+        """Whether the collapsed rows are published instead of handed over in tagged words."""
+        return self.row_tiles > 1
+
+    @property
+    def columns(self) -> int:
+        """Hidden columns of one workgroup's slice."""
+        return HIDDEN // WORKGROUPS
+
+    @property
+    def pairs(self) -> int:
+        """bf16 pairs of one row of a slice: what one mailbox word carries."""
+        return self.columns // 2
+
+    @property
+    def wave_k(self) -> int:
+        """Hidden values of one wave's share of a dot product over the hidden size."""
+        return HIDDEN // WAVES
+
+    @property
+    def share(self) -> int:
+        """Intermediate columns of this rank, of a routed and of the shared expert."""
+        return INTERMEDIATE // self.tp
+
+    @property
+    def padded_share(self) -> int:
+        """Intermediate columns of a routed expert's memory: the loader pads to whole K steps."""
+        return -(-self.share // K_STEP) * K_STEP
+
+    @property
+    def blocks(self) -> int:
+        """MX blocks of 32 intermediate columns: one gate/up task each."""
+        return self.share // MX_BLOCK
+
+    @property
+    def down_steps(self) -> int:
+        """K steps of the down projection."""
+        return self.padded_share // K_STEP
+
+    @property
+    def router_tiles(self) -> int:
+        """Tiles of 16 experts."""
+        return self.experts // TILE
+
+    @property
+    def slots(self) -> int:
+        """Intermediate rows of a token: its picks, then the shared expert."""
+        return self.picks + 1
+
+    @property
+    def max_active(self) -> int:
+        """The most experts that a step can pick."""
+        return min(self.experts, self.rows * self.picks)
+
+    # ---- first workgroup of each stage that some workgroups do beside the others
+    @property
+    def shared_first(self) -> int:
+        """The shared expert's gate/up tasks come after the router's tiles."""
+        return self.router_tiles
+
+    @property
+    def mixes_first(self) -> int:
+        """One workgroup a row finishes the mixes."""
+        return self.shared_first + self.blocks
+
+
+def slice_of(workgroup: int) -> int:
+    """The slice of hidden columns of a workgroup. Workgroups are dealt to the XCDs in turn, so those of one
+    XCD get neighbouring slices and share the cache lines between them. Works on traced integers."""
+    return (workgroup % XCDS) * (WORKGROUPS // XCDS) + workgroup // XCDS

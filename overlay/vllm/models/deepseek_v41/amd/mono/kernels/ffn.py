@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The FFN launch: attention all-reduce, hyper-connection seam, router, experts, MoE all-reduce.
+
+Inputs, Outputs: ``FfnArguments``. Stages: ``STAGES``. The grid is one workgroup a compute unit, all resident;
+each workgroup runs every stage in order, so a wait is always for something that another workgroup reaches
+without waiting for this one's later stages.
+
+Limits: 1..48 rows; the layer's sizes are fixed (``geometry``); loads of weights are bounded by their tensors.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import flydsl.compiler as flyc
+import flydsl.expr as fx
+from vllm.models.common.amd.persistent import device as dev
+from vllm.models.common.amd.persistent.handoff import Launch
+from vllm.models.common.amd.persistent.isa.base import Isa
+
+from .. import regions
+from ..geometry import HIDDEN, THREADS, WORKGROUPS, FfnGeometry
+from ..stages.activations import CollapsedRows, NormedTile, load_norm, quantise
+from ..stages.all_reduce import exchange
+from ..stages.context import Context
+from ..stages.down import Down
+from ..stages.gate_up import GateUp
+from ..stages.hyper_connection import HyperConnection
+from ..stages.routing import Router
+
+STREAM = fx.Stream(None)
+
+# Stage numbers of error records: the wait that failed.
+ATTENTION_REDUCE, MIXES, COLLAPSED, LOGITS, INTERMEDIATE, MOE_REDUCE = range(1, 7)
+
+
+@fx.struct
+class FfnArguments:
+    """Addresses, and this rank. ``rows`` is the step's row count, ``I`` the padded and ``S`` the real
+    intermediate share of a rank.
+
+    Activations: ``partial`` bf16 [rows, 5120], wo_b's unreduced output; ``residual_in`` bf16 [rows, 4, 5120];
+    ``post_in`` f32 [rows, 4], ``comb_in`` f32 [rows, 4, 4], ``pre_in`` f32 [rows, 4] of the attention seam.
+    Seam: ``mix_projection`` f32 [24, 20480], ``mix_scale`` f32 [3], ``mix_base`` f32 [24], ``norm_weight``
+    bf16 [5120]. Router: ``gate_weight`` bf16 [experts, 5120], ``gate_bias`` f32 [experts]. Routed experts in
+    AITER's shuffle: ``w13`` [experts, 2 I, 2560] with gate and up tiles in turn, ``w13_scale`` [experts, 2 I,
+    160], ``w2`` [experts, 5120, I / 2], ``w2_scale`` [experts, 5120, I / 32 padded to 8]. Shared expert:
+    ``shared_w13`` e4m3 [2 S, 5120] gate first, ``shared_w13_scale`` [2 S / 32, 160], ``shared_w2`` e4m3
+    [5120, S], ``shared_w2_scale`` [160, S / 32].
+    Outputs: ``residual_out``, ``post_out``, ``comb_out``, ``pre_out`` as the inputs; ``out`` bf16 [rows,
+    5120]. Memory: ``workspace``; ``peers``, int64 [TP] addresses of every rank's symmetric memory.
+    """
+
+    partial: fx.Int64
+    residual_in: fx.Int64
+    post_in: fx.Int64
+    comb_in: fx.Int64
+    pre_in: fx.Int64
+    mix_projection: fx.Int64
+    mix_scale: fx.Int64
+    mix_base: fx.Int64
+    norm_weight: fx.Int64
+    gate_weight: fx.Int64
+    gate_bias: fx.Int64
+    w13: fx.Int64
+    w13_scale: fx.Int64
+    w2: fx.Int64
+    w2_scale: fx.Int64
+    shared_w13: fx.Int64
+    shared_w13_scale: fx.Int64
+    shared_w2: fx.Int64
+    shared_w2_scale: fx.Int64
+    residual_out: fx.Int64
+    post_out: fx.Int64
+    comb_out: fx.Int64
+    pre_out: fx.Int64
+    out: fx.Int64
+    workspace: fx.Int64
+    peers: fx.Int64
+    rank: fx.Int32
+
+
+def _context(g: FfnGeometry, isa: Isa, args: Any) -> Context:
+    symmetric, workspace, lds = regions.symmetric(g), regions.workspace(g), regions.lds(g)
+    thread, workgroup = fx.thread_idx.x, fx.block_idx.x
+    table = dev.Buffer(args.peers)
+    peers = [dev.Buffer(dev.address(table.load(8 * i, 2)), symmetric.size) for i in range(g.tp)]
+    own = dev.Buffer(dev.address(table.load(args.rank * 8, 2)), symmetric.size)
+    shared = dev.Lds(fx.SharedAllocator().allocate(fx.Array[fx.Int32, lds.size // 4, 16]).peek())
+    return Context(
+        geometry=g,
+        isa=isa,
+        args=args,
+        launch=Launch.begin(own, peers, workgroup),
+        symmetric=symmetric,
+        workspace=workspace,
+        lds=lds,
+        own=own,
+        work=dev.Buffer(args.workspace, workspace.size),
+        shared=shared,
+        peers=peers,
+        thread=thread,
+        workgroup=workgroup,
+        rank=args.rank,
+    )
+
+
+@dataclass
+class _Place:
+    """A lane's word of the slice, in both all-reduces and in the seam."""
+
+    active: Any
+    item: Any
+    row: Any
+    word: Any
+    column_at: Any  # byte offset in a bf16 [rows, 5120]
+
+    @classmethod
+    def of(cls, ctx: Context, thread: Any) -> "_Place":
+        g = ctx.geometry
+        active = thread < g.rows * g.pairs
+        item = active.select(thread, fx.Int32(0))
+        row, word = item // g.pairs, item % g.pairs
+        return cls(active, item, row, word, row * (HIDDEN * 2) + (ctx.slice_idx * g.columns + word * 2) * 2)
+
+
+def _run(ctx: Context) -> None:
+    g = ctx.geometry
+    place = _Place.of(ctx, ctx.thread)
+
+    # Loads that depend on no one come first.
+    partial = dev.Buffer(ctx.args.partial).load(place.column_at)
+    collapsed = CollapsedRows(ctx, COLLAPSED)
+    seam, router = HyperConnection(ctx, collapsed, MIXES), Router(ctx, LOGITS)
+    seam.load(place.row, place.word)
+    seam.load_mix_weights()
+    load_norm(ctx)
+    router.clear_active()
+    router.warm_gate()
+
+    attention = exchange(ctx, ctx.symmetric.attention, ATTENTION_REDUCE, place.item, place.active, partial)
+    seam.fold(place.row, place.word, place.active, attention)
+    collapsed.announce()
+
+    operands = []
+    collapsed.await_slices()
+    for tile in range(g.row_tiles):
+        normed = NormedTile(ctx, tile, collapsed.tile(tile))
+
+        @dev.when(router.mine)
+        def _(tile: int = tile, normed: Any = normed) -> None:
+            router.send_logits(tile, normed)
+
+        operands.append(quantise(ctx, normed))
+    seam.send_sums()
+    gate_up = GateUp(ctx, operands)
+    gate_up.shared()
+    seam.finish_mixes()
+
+    router.choose()
+    dev.barrier()
+    num_active = router.list_active()
+    gate_up.routed(num_active)
+
+    down = Down(ctx, INTERMEDIATE)
+    down.sum_experts(num_active)
+    # Found again from the thread, so that it takes no registers in between.
+    place = _Place.of(ctx, dev.pin(ctx.thread))
+    moe = exchange(
+        ctx, ctx.symmetric.moe, MOE_REDUCE, place.item, place.active, down.word(place.row, place.word)
+    )
+
+    @dev.when(place.active)
+    def _() -> None:
+        dev.Buffer(ctx.args.out).store(place.column_at, moe)
+
+    @dev.when((ctx.workgroup == 0) & (ctx.thread == 0))
+    def _() -> None:
+        ctx.launch.finish()
+
+
+def build(g: FfnGeometry, isa: Isa) -> Callable[..., Any]:
+    """The launcher of one build: called with ``FfnArguments``."""
+    name = f"ffn_{isa.name}_tp{g.tp}_rows{g.rows}_experts{g.experts}"
+
+    @flyc.kernel(name=name, known_block_size=[THREADS, 1, 1])
+    def kernel(args: FfnArguments) -> None:
+        _run(_context(g, isa, args))
+
+    @flyc.jit
+    def launch(args: FfnArguments, stream: fx.Stream = STREAM) -> None:
+        kernel(args).launch(grid=(WORKGROUPS,), block=(THREADS,), stream=stream)
+
+    return launch

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Down projections of the picked experts and of the shared one, for this workgroup's 20 output columns.
+
+Inputs: the intermediate rows (mailbox), the weights in the layouts of the loader, the picks in LDS. Output:
+one bf16 word (two columns) of this rank's partial a lane, for the all-reduce.
+
+Work split: a workgroup owns 20 rows of the down weights, as 16 and 4 outputs of two tiles, for every
+expert, so its sum over experts needs no other workgroup. Waves take the picked experts in turn and the K
+steps of the shared expert, and add through LDS.
+
+Numerics: an expert's fp32 product is scaled by the row's routing weight and added in fp32: by wave, within a
+wave in ascending order of the experts, the shared expert last; then rounded to bf16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flydsl.expr as fx
+from vllm.models.common.amd.persistent import device as dev
+from vllm.models.common.amd.persistent import math as m
+from vllm.models.common.amd.persistent.handoff import Receiver
+from vllm.models.common.amd.persistent.isa.base import Code
+
+from ..geometry import HIDDEN, K_STEP, MX_BLOCK, TILE, WAVES
+from ..regions import BLOCK_WORDS
+from .activations import HALVES, block_code
+from .context import Context
+from .routing import pick_of
+
+_PARTS = 2  # the 16 and the 4 outputs
+
+
+class Down:
+    """``stage`` is the stage number of the wait for intermediate rows."""
+
+    def __init__(self, ctx: Context, stage: int) -> None:
+        self.ctx, self.stage = ctx, stage
+        self._first = ctx.slice_idx * ctx.geometry.columns
+
+    def output(self, part: int) -> tuple[Any, Any]:
+        """(weight row of this lane, whether it has one) of a part."""
+        ctx = self.ctx
+        row = ctx.row + part * TILE
+        return self._first + row, row < ctx.geometry.columns
+
+    def sum_experts(self, num_active: Any) -> None:
+        """Add this wave's experts and leave the sums in LDS; one barrier at the end."""
+        ctx, g = self.ctx, self.ctx.geometry
+        zero = dev.vector_f32([fx.Float32(0.0)] * 4)
+        start = [zero] * (g.row_tiles * _PARTS)
+
+        def one(index: Any, carried: list[Any]) -> list[Any]:
+            expert = dev.uniform(ctx.shared.load(ctx.lds.active.at(index)))
+            return self._add_expert(expert, carried)
+
+        total = dev.loop(ctx.wave, num_active, WAVES, start, one)
+        total = self._add_shared(total)
+        for i, value in enumerate(total):
+            ctx.shared.store(ctx.lds.partial.at(ctx.wave, i, ctx.lane), value)
+        dev.barrier()
+
+    # ---- intermediate rows as operands
+    def _receive(self, tile: int, slot: Any, steps: list[Any]) -> list[tuple[Any, Any]]:
+        """(words, code) operands of the intermediate rows in ``slot`` of a tile's rows, one for each K step
+        index; zero in lanes whose slot is negative."""
+        ctx, g = self.ctx, self.ctx.geometry
+        row = ctx.row + tile * TILE
+        has = slot >= 0
+        past = fx.Int32(dev.PAST_END)
+        first = ctx.group // 2 * BLOCK_WORDS + ctx.group % 2 * 4
+        base = has.select(ctx.workspace.intermediate.at(row, slot) + first * 8, past)
+        offsets, real = [], []
+        for step in steps:
+            for half in range(HALVES):
+                block = step * 4 + half * 2
+                at = base + block * (BLOCK_WORDS * 8)
+                there = has
+                if not (isinstance(step, int) and block + 1 < g.blocks):
+                    # A lane without a block reads zeros past the end; it must not wait for them.
+                    inside = ctx.group // 2 + block < g.blocks
+                    there, at = has & inside, inside.select(at, past)
+                for pair in range(2):
+                    offsets.append(at + pair * 16)
+                    real.append(there)
+        vectors = Receiver(ctx.launch, self.stage).pairs(ctx.work, offsets, real, slot & 0xF)
+        out = []
+        for i in range(len(steps)):
+            four = vectors[i * 4 : i * 4 + 4]
+            words = [v[j] for v in four for j in (0, 2)]
+            codes = [(four[2 * half][1] & 0xFF) for half in range(HALVES)]
+            out.append((dev.vector_i32(words), Code(block_code(ctx, codes[0], codes[1]))))
+        return out
+
+    # ---- routed
+    def _add_expert(self, expert: Any, total: list[Any]) -> list[Any]:
+        ctx, g = self.ctx, self.ctx.geometry
+        steps = range(g.down_steps)
+        # One tile of rows leaves room for an expert's weights to be on their way while its rows are awaited;
+        # several tiles share the registers, so the weights come with the rows.
+        early = g.row_tiles == 1
+        weights = _ExpertWeights(self, expert)
+        codes = [weights.codes(part) for part in range(_PARTS)]
+        loaded = {(part, step): weights.load(part, step) for step in steps for part in range(_PARTS) if early}
+        picks = []
+        for tile in range(g.row_tiles):
+            row = ctx.row + tile * TILE
+            inside = row < g.rows
+            slot, weight = pick_of(ctx, inside.select(row, fx.Int32(0)), expert)
+            picks.append((inside.select(slot, fx.Int32(-1)), weight))
+        zero = dev.vector_f32([fx.Float32(0.0)] * 4)
+        acc = [zero] * len(total)
+        at_once = (5 if early else 3) if g.down_steps <= 5 else (3 if early else 2)
+        for first in range(0, g.down_steps, at_once):
+            chunk = list(steps)[first : first + at_once]
+            if not early:
+                loaded = {(part, step): weights.load(part, step) for step in chunk for part in range(_PARTS)}
+            for tile in range(g.row_tiles):
+                received = self._receive(tile, picks[tile][0], chunk)
+                for step, (words, code) in zip(chunk, received, strict=True):
+                    for part in range(_PARTS):
+                        at = tile * _PARTS + part
+                        acc[at] = ctx.isa.mfma_fp4(
+                            loaded[part, step], codes[part][step], words, code, acc[at]
+                        )
+                ctx.fence()
+        return [
+            dev.vector_f32([m.fused(acc[at][i], picks[at // _PARTS][1], before[i]) for i in range(4)])
+            for at, before in enumerate(total)
+        ]
+
+    # ---- shared
+    def _add_shared(self, total: list[Any]) -> list[Any]:
+        """Wave w takes K steps w, w + 8, ..; a step past the end multiplies zeros."""
+        ctx, g = self.ctx, self.ctx.geometry
+        weights = dev.Buffer(ctx.args.shared_w2, HIDDEN * g.share)
+        codes = dev.Buffer(ctx.args.shared_w2_scale, HIDDEN // MX_BLOCK * g.blocks)
+        past = fx.Int32(dev.PAST_END)
+        out = list(total)
+        for turn in range(-(-g.down_steps // WAVES)):
+            step = ctx.wave + turn * WAVES
+            operands, lane_codes = [], []
+            for part in range(_PARTS):
+                row, has = self.output(part)
+                halves = []
+                for half in range(HALVES):
+                    k = step * K_STEP + half * 64 + ctx.group * 16
+                    real = has & (k < g.share)
+                    halves.append(weights.load(real.select(row * g.share + k, past), 4, dev.STREAM))
+                operands.append(dev.vector_i32([half[i] for half in halves for i in range(4)]))
+                block = step * 4 + ctx.group
+                at = (has & (block < g.blocks)).select(row // MX_BLOCK * g.blocks + block, past)
+                lane_codes.append(Code(codes.load_byte(at)))
+            for tile in range(g.row_tiles):
+                row = ctx.row + tile * TILE
+                inside = row < g.rows
+                slot = inside.select(fx.Int32(g.picks), fx.Int32(-1))
+                ((words, code),) = self._receive(tile, slot, [step])
+                for part in range(_PARTS):
+                    at = tile * _PARTS + part
+                    out[at] = ctx.isa.mfma_fp8(operands[part], lane_codes[part], words, code, out[at])
+                ctx.fence()
+        return out
+
+    # ---- after the barrier
+    def word(self, row: Any, word: Any) -> Any:
+        """This rank's partial of columns 2 word, 2 word + 1 of the slice for a step row, two bf16."""
+        ctx = self.ctx
+        tile, lane_row = row // TILE, row % TILE
+        values = []
+        for half in range(2):
+            column = word * 2 + half
+            part = column // TILE
+            inside = column % TILE
+            lane = inside // 4 * 16 + lane_row
+            total = fx.Float32(0.0)
+            for wave in range(WAVES):
+                at = ctx.lds.partial.at(wave, tile * _PARTS + part, lane, inside % 4)
+                total = total + dev.bits_f32(ctx.shared.load(at))
+            values.append(total)
+        return ctx.isa.pack_bf16(values[0], values[1])
+
+
+class _ExpertWeights:
+    """This lane's part of one routed expert's down weights, in AITER's shuffle."""
+
+    def __init__(self, down: Down, expert: Any) -> None:
+        g = down.ctx.geometry
+        self._down, self._geometry = down, g
+        size = HIDDEN * g.padded_share // 2
+        self._columns = -(-(g.padded_share // MX_BLOCK) // 8) * 8
+        num_codes = HIDDEN * self._columns
+        args = down.ctx.args
+        self._weights = dev.Buffer(args.w2 + fx.Int64(expert) * size, size)
+        self._codes = dev.Buffer(args.w2_scale + fx.Int64(expert) * num_codes, num_codes)
+
+    def load(self, part: int, step: int) -> Any:
+        """Four words of the weight row of ``part``; zeros in lanes without a row and in the loader's padding,
+        which is not read."""
+        g, group = self._geometry, self._down.ctx.group
+        row, has = self._down.output(part)
+        at = row // TILE * (TILE * g.padded_share // 2) + row % TILE * 16 + group * 256
+        at = has.select(at, fx.Int32(dev.PAST_END)) + step * 1024
+        if step * 4 + 3 >= g.blocks:
+            at = (step * 4 + group < g.blocks).select(at, fx.Int32(dev.PAST_END))
+        return self._weights.load(at, 4, dev.STREAM)
+
+    def codes(self, part: int) -> list[Code]:
+        """The weight row's codes, one for each K step."""
+        g, group = self._geometry, self._down.ctx.group
+        row, has = self._down.output(part)
+        words = []
+        for word in range(-(-g.down_steps // 2)):
+            index = (row // 32 * (self._columns // 8) + word) * 64 + group * 16 + row % TILE
+            at = has.select(index * 4, fx.Int32(dev.PAST_END))
+            # Byte 2 (step % 2) + (row % 32) // 16 of a word.
+            words.append(dev.shift_right(self._codes.load(at, 1, dev.STREAM), row // TILE % 2 * 8))
+        return [Code(words[step // 2], 2 * (step % 2)) for step in range(g.down_steps)]
