@@ -75,8 +75,8 @@ def test_equal_on_the_first_batches_of_the_base_test(worker, noncausal):
 def test_the_base_test_file_passes_unchanged():
     command = [
         sys.executable, "-m", "pytest", "-q", "-p", "fake_rocm_plugin", "-p", "no:cacheprovider",
-        "-c", os.devnull, "--noconftest", "--rootdir", str(PROJECT.base / "tests"), str(BASE_TEST),
-        "-k", "swa",
+        "-c", str(HARNESS / "empty.ini"), "--noconftest", "--rootdir", str(PROJECT.base / "tests"),
+        str(BASE_TEST), "-k", "swa",
     ]  # fmt: skip
     environment = {
         **os.environ,

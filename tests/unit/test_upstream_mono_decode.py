@@ -30,7 +30,7 @@ def run(tree, *plugins, extra_path=""):
     """Counts of the run's last line, by outcome, and the names of the tests that failed."""
     command = [
         sys.executable, "-m", "pytest", "-rf", "-p", "fake_rocm_plugin", *plugins, "-p", "no:cacheprovider",
-        "-c", os.devnull, "--noconftest", "--rootdir", str(PROJECT.base / "tests"), str(FILE),
+        "-c", str(HARNESS / "empty.ini"), "--noconftest", "--rootdir", str(PROJECT.base / "tests"), str(FILE),
     ]  # fmt: skip
     paths = [str(tree), str(HARNESS), str(extra_path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
