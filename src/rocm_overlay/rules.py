@@ -17,12 +17,17 @@ from rocm_overlay.settings import A4W4_VARIABLE, BREAKABLE_VARIABLE, Change, Set
 
 # Every workgroup of a persistent launch must be resident: one a compute unit.
 KERNEL_COMPUTE_UNITS = 256
-KERNEL_TENSOR_PARALLEL = (2, 4)
+KERNEL_TENSOR_PARALLEL = {"gfx942": (4,), "gfx950": (2, 4)}
 KERNEL_MOE_BACKENDS = ("aiter", "aiter_mxfp4_bf16")
 
 GRAPH_MODE_FLAG = "--compilation-config.cudagraph_mode"
 # Graph modes without piecewise capture.
 WHOLE_GRAPH_MODES = frozenset({"FULL_DECODE_ONLY", "FULL", "NONE"})
+# Those with which the kernels are refused, and why.
+KERNEL_GRAPH_MODES = {
+    "FULL": "its graphs replay a decode step's kernels for batches with prefills too",
+    "PIECEWISE": "the kernels run in no piecewise graph",
+}
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ def _memory(settings: Settings) -> list[Fault]:
     if planned.fits:
         return []
     shape = planned.shape
-    fitting = changes_that_fit(shape)
+    fitting = [one for one in changes_that_fit(shape) if _kernels_take(one.shape)]
     flag = fitting[0].flag if fitting else "--tensor-parallel-size"
     left = f"{abs(planned.kv_left):.1f} GiB {'below zero' if planned.kv_left < 0 else 'left'}"
     why = (
@@ -95,6 +100,11 @@ def _memory(settings: Settings) -> list[Fault]:
             otherwise="no change of one or two flags is enough: larger cards, or another recipe",
         )
     ]
+
+
+def _kernels_take(shape: ServerShape) -> bool:
+    """Whether the kernels, where they are on, are built for the ranks."""
+    return not shape.monokernel or shape.tensor_parallel in KERNEL_TENSOR_PARALLEL[shape.architecture]
 
 
 def _change(settings: Settings, one: FlagChange) -> Change:
@@ -151,18 +161,30 @@ def _kernels(settings: Settings) -> list[Fault]:
         why = "the kernels behind --monokernel read the A8W4 layout, not this one"
         changes = (Change(env=((A4W4_VARIABLE, "0"),)), off)
         found.append(Fault("a4w4", A4W4_VARIABLE, why, settings.a4w4, changes, alternatives=2))
-    if shape.tensor_parallel not in KERNEL_TENSOR_PARALLEL:
-        why = "the kernels behind --monokernel are built for TP 2 and 4"
-        four, two = (Change(words=("--tensor-parallel-size", ranks)) for ranks in ("4", "2"))
-        seen = str(shape.tensor_parallel)
-        changes = (off, four)
-        found.append(Fault("ranks", "--tensor-parallel-size", why, seen, changes, (two,), alternatives=2))
+    built = KERNEL_TENSOR_PARALLEL[shape.architecture]
+    if not _kernels_take(shape):
+        sizes = " and ".join(map(str, built))
+        why = f"the kernels behind --monokernel are built for TP {sizes} on {shape.architecture}"
+        four, *smaller = (Change(words=("--tensor-parallel-size", str(size))) for size in reversed(built))
+        seen, partial = str(shape.tensor_parallel), tuple(smaller)
+        found.append(
+            Fault("ranks", "--tensor-parallel-size", why, seen, (off, four), partial, alternatives=2)
+        )
     for flag, size in settings.other_parallelism.items():
         why = "the kernels behind --monokernel know tensor parallelism only"
         words = (f"--no-{flag}",) if size is None else (f"--{flag}", "1")
         seen = "on" if size is None else str(size)
         found.append(Fault(flag, f"--{flag}", why, seen, (Change(words=words), off), alternatives=2))
-    return found + _experts(settings, off)
+    return found + _experts(settings, off) + _kernel_graphs(settings, off)
+
+
+def _kernel_graphs(settings: Settings, off: Change) -> list[Fault]:
+    mode = settings.graph_mode
+    if mode not in KERNEL_GRAPH_MODES or (mode not in WHOLE_GRAPH_MODES and _graphs(settings)):
+        return []  # or refused with the kernels and without
+    change = Change(words=(GRAPH_MODE_FLAG, "FULL_DECODE_ONLY"))
+    why = f"{KERNEL_GRAPH_MODES[mode]}, behind --monokernel"
+    return [Fault("kernel-graphs", GRAPH_MODE_FLAG, why, mode, (change, off), alternatives=2)]
 
 
 def _experts(settings: Settings, off: Change) -> list[Fault]:

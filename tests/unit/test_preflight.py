@@ -115,11 +115,20 @@ def test_the_a4w4_mode_is_refused_with_the_kernels_only(value: str) -> None:
         (["--decode-context-parallel-size", "2"], "--decode-context-parallel-size"),
         (["-pcp", "2"], "--prefill-context-parallel-size"),
         (["--moe-backend", "triton"], "--moe-backend"),
+        (["-cc.cudagraph_mode=FULL"], "--compilation-config.cudagraph_mode"),
+        (["-cc.cudagraph_mode=PIECEWISE"], "--compilation-config.cudagraph_mode"),
     ],
 )
 def test_what_the_kernels_are_not_built_for_is_refused_with_them_only(words: list[str], flag: str) -> None:
     assert only(check(settings("mi355x-tp4", words))).flag == flag
     assert check(settings("mi355x-tp4", [*words, "--no-monokernel"])) == []
+
+
+def test_the_kernels_of_gfx942_are_built_for_tp_4_alone() -> None:
+    refusals = check(settings("mi325x-tp4", ["-tp", "2"]))
+    (ranks,) = [one for one in refusals if one.flag == "--tensor-parallel-size"]
+    assert "built for TP 4 on gfx942" in ranks.why and "--tensor-parallel-size 4" in ranks.change
+    assert check(settings("mi355x-tp4", ["-tp", "2"])) == []
 
 
 @pytest.mark.parametrize("name", ["VLLM_ROCM_USE_AITER", "VLLM_ROCM_USE_AITER_MOE"])
@@ -199,7 +208,7 @@ def test_piecewise_graphs_without_breakable_ones_are_refused_on_gfx950(value: st
     assert refusal.change == (
         "VLLM_USE_BREAKABLE_CUDAGRAPH=1, or --compilation-config.cudagraph_mode FULL_DECODE_ONLY"
     )
-    assert check(settings("mi355x-tp4", ["-cc.cudagraph_mode", "FULL"], env)) == []
+    assert check(settings("mi355x-tp4", ["-cc.cudagraph_mode", "FULL_DECODE_ONLY"], env)) == []
 
 
 def test_breakable_graphs_left_unset_are_refused_on_gfx942() -> None:
