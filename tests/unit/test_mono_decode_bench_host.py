@@ -23,6 +23,36 @@ def arguments(*words: str) -> argparse.Namespace:
     return parser.parse_args(["bench-host", *words])
 
 
+def test_ours_does_at_most_half_of_the_work_of_vllm_s() -> None:
+    """Bytecodes and calls of a step, the same in every run: the goal for every commit."""
+    trees = {bench_host.VLLM: PROJECT.base, bench_host.OURS: PROJECT.tree}
+    works = bench_host.count(trees, HARNESS)
+    assert [one.case for one in works] == list(bench_host.CASES)
+    assert {one.case: one for one in works if one.ratio > bench_host.GOAL} == {}
+
+
+def test_work_is_counted_in_bytecodes_and_calls_of_the_second_step() -> None:
+    seen: list[int] = []
+
+    def step() -> None:
+        seen.append(len(seen))
+        if len(seen) % 2 == 0:
+            for _ in range(10):
+                len(seen)
+
+    bytecodes, calls = bench_host._work(step)
+    assert len(seen) == 4, "one to settle and one to count, for each of the two counts"
+    assert calls == 1 + 3 + 10 + 1, "step; append, len twice; len ten times; the watch's end"
+    assert bench_host._work(step) == (bytecodes, calls) and bytecodes > 10 * 4
+
+
+@pytest.mark.parametrize(
+    ("ours", "ratio"), [((50, 5), 0.5), ((51, 5), 0.51), ((10, 6), 0.6)], ids=["half", "bytecodes", "calls"]
+)
+def test_the_worse_of_bytecodes_and_calls_counts(ours: tuple[int, int], ratio: float) -> None:
+    assert bench_host.Work("a case", vllm=(100, 10), ours=ours).ratio == ratio
+
+
 # Times on a machine that others use decide nothing about a commit: make bench-host measures, make test-full
 # holds it to the goal.
 @pytest.mark.full
@@ -33,24 +63,39 @@ def test_ours_takes_at_most_half_of_the_host_time_of_vllm_s() -> None:
     assert {one.case: one.ratio for one in figures if one.ratio > bench_host.GOAL} == {}
 
 
-def times(ours: float) -> Any:
-    def turn(side: str, *_: Any) -> dict[str, float]:
-        return dict.fromkeys(bench_host.CASES, 100.0 if side == bench_host.VLLM else ours)
+def turns(ours_us: float, ours_calls: int) -> Any:
+    """Sides of which vLLM's takes 100 us, 1000 bytecodes and 100 calls, and ours 10 bytecodes."""
+
+    def turn(side: str, tree: Path, harness: Path, steps: int) -> dict[str, Any]:
+        vllm = side == bench_host.VLLM
+        time_us, work = (100.0, [1000, 100]) if vllm else (ours_us, [10, ours_calls])
+        return dict.fromkeys(bench_host.CASES, time_us if steps else work)
 
     return turn
 
 
 @pytest.mark.parametrize(
-    ("ours", "status", "said"), [(50.0, 0, "goal 0.5: reached"), (51.0, 1, "not reached")]
+    ("ours", "status", "said"),
+    [
+        ((50.0, 50), 0, "largest ratio 0.50, goal 0.5: reached"),
+        ((51.0, 50), 1, "largest ratio 0.51, goal 0.5: not reached"),
+        ((50.0, 52), 1, "largest ratio 0.52, goal 0.5: not reached"),
+    ],
+    ids=["reached", "time", "work"],
 )
 def test_the_verdict(
-    ours: float, status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ours: tuple[float, int],
+    status: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(bench_host, "_turn", times(ours))
+    monkeypatch.setattr(bench_host, "_turn", turns(*ours))
     chosen = arguments()
     assert chosen.run(chosen) == status
     shown = capsys.readouterr().out
-    assert f"decode step, whole layers   100.0  {ours}  {ours / 100:.2f}" in shown and said in shown
+    assert f"decode step, whole layers   100.0  {ours[0]}  {ours[0] / 100:.2f}" in shown and said in shown
+    assert f"decode step, whole layers        1000 100  10 {ours[1]}  {ours[1] / 100:.2f}" in shown
     assert "vllm/models/deepseek_v41/amd/model.py" in shown
 
 

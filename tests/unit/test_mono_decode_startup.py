@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.test_specialized_decode_tree import deployment
+from tests.unit.test_specialized_decode_tree import FULL, PIECEWISE, deployment
 
 import vllm.platforms.rocm as rocm_platform  # isort: skip
 from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend  # isort: skip
+from vllm.models.common.specialized_decode import decode as decode_module, features  # isort: skip
 from vllm.models.common.specialized_decode.decode import Launch  # isort: skip
 from vllm.models.common.specialized_decode.spec import SpecializedDecodeError  # isort: skip
 from vllm.models.deepseek_v41.amd import mono_decode, ops  # isort: skip
 from vllm.models.deepseek_v41.amd.mono_decode import MonoDecodeLayer, Routing  # isort: skip
+from vllm.models.deepseek_v41.amd.mono_decode_spec import SPEC  # isort: skip
 from vllm.models.deepseek_v41.amd.ops import topk  # isort: skip
 from vllm.models.deepseek_v41.amd.rocm import DeepseekV41RocmMxfp4Indexer  # isort: skip
 from vllm.models.deepseek_v41.attention import DeepseekV4Indexer  # isort: skip
@@ -81,7 +83,9 @@ def an(indexer: type) -> Any:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Choose the GPU: ``gpu(cdna=4)``. The kernels' modules, which need FlyDSL, are stand-ins."""
 
-    def choose(cdna: int = 4, compute_units: int = 256, builds_for: str | None = None) -> None:
+    def choose(
+        cdna: int = 4, compute_units: int = 256, builds_for: str | None = None, blocks: int = 256
+    ) -> None:
         architecture = {3: "gfx942", 4: "gfx950"}.get(cdna, "gfx0")
         properties = SimpleNamespace(
             gcnArchName=f"{architecture}:sramecc+", multi_processor_count=compute_units
@@ -89,7 +93,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *device: properties)
         monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
         monkeypatch.setattr(rocm_platform, "get_cdna_version", lambda: cdna)
-        stand_in("runner", BLOCKS=256)
+        stand_in("runner", BLOCKS=blocks)
         stand_in("common.arch", target_arch=lambda: builds_for or architecture)
 
     def stand_in(name: str, **contents: Any) -> None:
@@ -101,7 +105,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
             monkeypatch.setattr(sys.modules[package], leaf, module, raising=False)
 
     monkeypatch.delenv("VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4", raising=False)
-    monkeypatch.setattr(mono_decode, "_decodes", {})
+    monkeypatch.setattr(decode_module, "_current", {})
     monkeypatch.setattr(ops, "_monokernel", ops._monokernel)
     monkeypatch.setattr(topk, "build", lambda: True)
     choose.stand_in = stand_in  # type: ignore[attr-defined]
@@ -140,7 +144,22 @@ REFUSALS = {
         {"gpu": {"cdna": 3, "builds_for": "gfx950"}},
         "FlyDSL builds for gfx950, wanted the GPU's gfx942",
     ),
+    "workgroups": ({"gpu": {"blocks": 512}}, "the kernels launch 512 workgroups, wanted at most 256"),
     "tp": ({"tp": 8}, "tensor parallel size: 8, wanted 2 or 4"),
+    "tp-of-the-gpu": ({"gpu": {"cdna": 3}, "tp": 2}, "tensor parallel size: 2, wanted 4 on CDNA3"),
+    "tp-of-no-gpu": ({"gpu": {"cdna": 3}, "tp": 8}, "tensor parallel size: 8, wanted 2 or 4"),
+    "seam": (
+        {"layer": lambda: decoder_layer(layer_fuse_seam_norm=False)},
+        "attention seam: vLLM's own, which rounds otherwise than the kernels, wanted AITER's",
+    ),
+    "mixed-graphs": (
+        {"compilation": {"cudagraph_mode": FULL}},
+        "CUDA graph mode: FULL, which replays what a decode step recorded for batches with prefills",
+    ),
+    "piecewise-graphs": (
+        {"compilation": {"cudagraph_mode": PIECEWISE}},
+        "CUDA graph mode of decode steps: PIECEWISE, wanted FULL or NONE",
+    ),
     "expert-parallel": ({"parallel": {"enable_expert_parallel": True}}, "expert parallelism is on"),
     "data-parallel": ({"parallel": {"data_parallel_size": 2}}, "data parallelism is on"),
     "eplb": ({"parallel": {"enable_eplb": True}}, "expert load balancing is on"),
@@ -168,8 +187,11 @@ def refused(gpu: Any, monkeypatch: pytest.MonkeyPatch, *cases: dict[str, Any]) -
         for owner, fault in case.items():
             faults[owner] = faults[owner] | fault if isinstance(fault, dict) and owner in faults else fault
     config = deployment(faults.get("tp", 4))
-    for owner in ("parallel", "model", "config"):
-        target = {"parallel": config.parallel_config, "model": config.model_config, "config": config}[owner]
+    owners = {
+        "parallel": config.parallel_config, "model": config.model_config, "config": config,
+        "compilation": config.compilation_config,
+    }  # fmt: skip
+    for owner, target in owners.items():
         for name, value in faults.get(owner, {}).items():
             setattr(target, name, value)
     gpu(**faults.get("gpu", {}))
@@ -193,6 +215,29 @@ def test_all_reasons_refuse_at_once(gpu: Any, monkeypatch: pytest.MonkeyPatch) -
     message = refused(gpu, monkeypatch, *(REFUSALS[name][0] for name in names))
     assert all(f"\n  - {REFUSALS[name][1]}" in message for name in names)
     assert f"for {len(names)} reason(s)" in message
+
+
+ALONGSIDE = {
+    "prompt embeddings", "speculative_config", "watermark_config", "reasoning_config", "ec_transfer_config",
+    "pipeline parallelism", "prefix caching", "engram_config", "kv_events_config", "weight_transfer_config",
+    "torch.compile",
+}  # fmt: skip
+FEATURES = sorted(set(features.SWITCHES) | set(features.optional_configs(deployment())))
+
+
+def test_the_kernels_run_alongside_what_was_reviewed_and_nothing_else() -> None:
+    assert SPEC.runs_alongside == ALONGSIDE
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_every_other_feature_of_vllm_refuses(gpu: Any, monkeypatch: pytest.MonkeyPatch, feature: str) -> None:
+    config = deployment()
+    if feature in features.SWITCHES:
+        monkeypatch.setitem(features.SWITCHES, feature, lambda config: True)
+    else:
+        setattr(config, feature, object())
+    refused = [reason for reason in SPEC.refuse(config) if reason.startswith(f"{feature} is ")]
+    assert len(refused) == (feature not in ALONGSIDE)
 
 
 def test_missing_kernel_packages_refuse(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +318,7 @@ def test_what_the_kernels_run_of_a_layer(gpu: Any, name: str, cdna: int) -> None
     if changes.get("indexer") is OWN_INDEXER:
         changes = changes | {"indexer": an(INDEXERS[cdna])}
     assert launch_of(decoder_layer(**changes), with_drafts(deployment())) is launch
-    (decode,) = mono_decode._decodes.values()
+    (decode,) = decode_module._current.values()
     (plan,) = decode.plans
     assert plan.launch is launch and why in plan.why and bool(plan.why) is bool(why)
 
@@ -282,16 +327,56 @@ def test_an_indexer_of_the_other_generation_keeps_vllm_s_attention(gpu: Any) -> 
     assert launch_of(decoder_layer(indexer=an(DeepseekV4Indexer)), deployment()) is Launch.PART
 
 
-def test_only_cdna4_needs_aiter_s_fused_seam(gpu: Any) -> None:
-    for cdna, launch in ((4, None), (3, Launch.WHOLE)):
-        gpu(cdna=cdna)
-        assert launch_of(decoder_layer(layer_fuse_seam_norm=False), deployment()) is launch
-
-
-def test_cdna3_at_tp_2_keeps_vllm_s_path_without_an_error(gpu: Any) -> None:
+def test_cdna3_needs_no_fused_seam(gpu: Any) -> None:
     gpu(cdna=3)
-    assert launch_of(decoder_layer(), deployment(tensor_parallel_size=2)) is None
-    assert launch_of(decoder_layer(), deployment(tensor_parallel_size=4)) is Launch.WHOLE
+    assert launch_of(decoder_layer(layer_fuse_seam_norm=False), deployment()) is Launch.WHOLE
+
+
+@pytest.mark.parametrize(("cdna", "sizes"), [(3, {4}), (4, {2, 4})])
+def test_each_gpu_runs_at_the_tensor_parallel_sizes_of_its_kernels(
+    gpu: Any, cdna: int, sizes: set[int]
+) -> None:
+    """The base has gfx942 at TP 2 on vLLM's path without a word, though the user asked for the kernels."""
+    gpu(cdna=cdna)
+    for size in (2, 4):
+        config = deployment(tensor_parallel_size=size)
+        if size in sizes:
+            assert launch_of(decoder_layer(), config) is Launch.WHOLE
+        else:
+            with pytest.raises(SpecializedDecodeError, match=f"tensor parallel size: {size}, wanted 4"):
+                MonoDecodeLayer.create(decoder_layer(), config)
+
+
+def test_a_later_layer_with_another_seam_refuses(gpu: Any) -> None:
+    config = deployment()
+    assert MonoDecodeLayer.create(decoder_layer(20), config) is not None
+    with pytest.raises(SpecializedDecodeError, match=r"layers\.21\.window: attention seam: vLLM's own"):
+        MonoDecodeLayer.create(decoder_layer(layer_fuse_seam_norm=False), config)
+
+
+def test_a_target_of_which_no_layer_runs_anything_is_refused_once_it_is_built(gpu: Any) -> None:
+    config = with_drafts(deployment())
+    for index in (0, 1, 3):
+        assert MonoDecodeLayer.create(decoder_layer(index, moe_swiglu_limit=7.0), config) is None
+    assert MonoDecodeLayer.create(decoder_layer(2, moe_shared_experts=None), config) is None
+    assert MonoDecodeLayer.create(draft_layer(), config) is not None
+    state = mono_decode.counting_model_state(object)
+    with pytest.raises(SpecializedDecodeError) as error:
+        state()
+    assert str(error.value).splitlines()[:3] == [
+        "--specialized-decode monokernel: DeepSeek-V4.1 mono decode cannot run here, for 2 reason(s):",
+        "  - layers 0-1,3: SwiGLU limit 7.0, wanted 10",
+        "  - layers 2: no shared expert",
+    ]
+
+
+def test_a_model_without_the_option_forgets_an_earlier_one_s_decode(gpu: Any) -> None:
+    MonoDecodeLayer.create(decoder_layer(), deployment())
+    assert decode_module.current("target") is not None
+    config = deployment()
+    config.kernel_config.monokernel, config.kernel_config.specialized_decode = False, None
+    assert MonoDecodeLayer.create(decoder_layer(), config) is None
+    assert decode_module.current("target") is None
 
 
 def test_draft_layers_run_whole_on_cdna4_with_kernels_of_their_own(gpu: Any) -> None:
@@ -388,7 +473,8 @@ def test_cdna3_copies_what_its_kernels_read_when_vllm_processes_it(
 def test_cdna3_copies_the_experts_before_vllm_converts_them(gpu: Any) -> None:
     """vLLM's backend frees the scales when it converts the experts to its own format."""
     gpu(cdna=3)
-    gpu.stand_in("weights942", moe_copies=lambda *tensors: tensors[:4])
+    given: list[Any] = []
+    gpu.stand_in("weights942", moe_copies=lambda *tensors: (given.extend(tensors), tensors[:4])[1])
     layer = decoder_layer()
     experts = layer.ffn.experts.routed_experts
     names = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
@@ -404,6 +490,7 @@ def test_cdna3_copies_the_experts_before_vllm_converts_them(gpu: Any) -> None:
     experts.quant_method.process_weights_after_loading(experts)
     copied = mono.copies["ffn.experts.routed_experts"].tensors
     assert copied is not None and all(one is loaded[name] for one, name in zip(copied, names, strict=True))
+    assert given[4] == 576, "a rank's real columns: 2304 over TP 4, which vLLM pads to 640"
 
 
 def test_cdna3_reload_writes_the_copies_in_place(gpu: Any) -> None:

@@ -64,7 +64,7 @@ def opened(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:  # noqa
         return kernels[-1]
 
     monkeypatch.setattr(mono_decode, "_open_kernels", open_kernels)
-    monkeypatch.setattr(mono_decode, "_weights", lambda layer, mono: f"weights of {mono.plan.name}")
+    monkeypatch.setattr(mono_decode, "layer_weights", lambda layer, mono: f"weights of {mono.plan.name}")
     return kernels
 
 
@@ -368,11 +368,47 @@ def test_the_ffn_launch_needs_no_windows(opened: list[Recorder]) -> None:
     assert run(layer, mono, step) == ("ffn",)
 
 
-def test_the_ffn_launch_takes_contiguous_inputs_only(opened: list[Recorder]) -> None:
-    layer, mono = ffn_layer()
-    strided = torch.zeros(HIDDEN, ROWS).bfloat16().transpose(0, 1)
-    assert run(layer, mono, metadata(layer), x=strided) is None
+def strided(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same shape whose rows lie apart."""
+    return torch.stack([tensor, tensor], dim=1)[:, 0]
+
+
+@pytest.mark.parametrize("make", [whole_layer, ffn_layer], ids=["whole", "ffn"])
+@pytest.mark.parametrize("name", stream())
+def test_every_input_must_be_contiguous(opened: list[Recorder], make: Any, name: str) -> None:
+    layer, mono = make()
+    odd = strided(stream()[name])
+    assert odd.shape == stream()[name].shape and not odd.is_contiguous()
+    assert run(layer, mono, metadata(layer), **{name: odd}) is None
     assert mono.decode.counters.declines == {"inputs not contiguous": 1}
+    assert not any(kernels.calls for kernels in opened)
+
+
+def test_the_first_layer_s_embedding_must_be_contiguous(opened: list[Recorder]) -> None:
+    layer, mono = whole_layer()
+    odd = strided(stream()["x"])
+    assert run(layer, mono, metadata(layer), x=odd, **NOTHING_OWED) is None
+    assert mono.decode.counters.declines == {"inputs not contiguous": 1}
+
+
+def test_an_engram_layer_s_inputs_are_checked_before_the_engram_runs(opened: list[Recorder]) -> None:
+    layer, mono = whole_layer()
+    layer.engram = SimpleNamespace(layer_hash_index=0)
+    layer.mhc_post = lambda *_: pytest.fail("vLLM's path would run it again")
+    hashes = torch.zeros(ROWS, 1)
+    odd = strided(stream()["res_mix"])
+    assert run(layer, mono, metadata(layer), res_mix=odd, engram_hashes=hashes) is None
+
+
+def test_an_engram_s_output_reaches_the_kernels_contiguous(opened: list[Recorder]) -> None:
+    layer, mono = whole_layer()
+    out = strided(torch.randn(ROWS, STREAMS, HIDDEN).bfloat16())
+    engram = lambda *_: out  # noqa: E731
+    layer.engram = type("Engram", (), {"layer_hash_index": 0, "__call__": engram})()
+    layer.mhc_post = lambda *_: None
+    assert run(layer, mono, metadata(layer), engram_hashes=torch.zeros(ROWS, 1)) == ("whole",)
+    residual = opened[0].calls[0][1][1]
+    assert residual.is_contiguous() and torch.equal(residual, out)
 
 
 def test_a_draft_s_ffn_launch_picks_as_the_draft_does(gpu: Any, opened: list[Recorder]) -> None:  # noqa: F811
@@ -436,6 +472,20 @@ def test_a_cache_whose_blocks_overlap_is_an_error_with_the_layer_s_name(opened: 
         run(layer, mono, metadata(layer))
 
 
+def test_a_replay_batch_with_the_last_layers_metadata_alone_belongs_on_vllm_s_path(
+    opened: list[Recorder],
+) -> None:
+    """As SWA bounded replay runs the last layers: a context of their own, and the rows of prefills."""
+    config = with_drafts(deployment())
+    config.kernel_config.specialized_decode_strict = True
+    layers = [decoder_layer(i) for i in (3, 4)]
+    monos = [created(layer, config) for layer in layers]
+    assert run(layers[1], monos[1], metadata(layers[1], num_prefills=1)) is None
+    assert monos[1].decode.counters.declines == {"not decode only": 1}
+    with pytest.raises(RuntimeError, match=r"metadata missing: layers\.3\.window"):
+        run(layers[1], monos[1], metadata(layers[1]))
+
+
 def test_strict_mode_rejects_a_fallback_of_one_layer(opened: list[Recorder]) -> None:
     config = with_drafts(deployment())
     config.kernel_config.specialized_decode_strict = True
@@ -452,7 +502,7 @@ def test_weights_that_the_kernels_cannot_read_are_all_named(
     def broken(layer: Any, mono: Any) -> Any:
         raise AssertionError(f"MoE w13: (1,), want (2,) of {layer.attn.layer_id}")
 
-    monkeypatch.setattr(mono_decode, "_weights", broken)
+    monkeypatch.setattr(mono_decode, "layer_weights", broken)
     config = with_drafts(deployment())
     layers = [decoder_layer(i) for i in (3, 4)]
     monos = [created(layer, config) for layer in layers]

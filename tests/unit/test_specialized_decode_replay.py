@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replays of FULL graphs, counted where vLLM prepares a step."""
+"""Replays of FULL graphs, counted where vLLM prepares a step and where its speculator replays."""
 
 from __future__ import annotations
 
@@ -11,12 +11,34 @@ import pytest
 
 from tests.unit.test_specialized_decode_tree import EAGER, FULL, PIECEWISE
 
-from vllm.models.common.specialized_decode.metrics import StepCounters  # isort: skip
-from vllm.models.common.specialized_decode.replay import counting  # isort: skip
-from vllm.models.deepseek_v41.amd import mono_decode  # isort: skip
+import torch  # isort: skip
+from vllm.models.common.specialized_decode import decode as decode_module  # isort: skip
+from vllm.models.common.specialized_decode.replay import counting, draft_replayed  # isort: skip
 from vllm.models.deepseek_v41.amd.vl_model import DeepseekV41ForCausalLM  # isort: skip
 from vllm.models.deepseek_v41.nvidia.model_state import DeepseekV41ModelState  # isort: skip
 from vllm.v1.worker.gpu.model_states.interface import ModelState  # isort: skip
+from vllm.v1.worker.gpu.spec_decode.dflash import speculator as dflash  # isort: skip
+from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator  # isort: skip
+
+
+class Decode:
+    """What the hooks ask of a decode."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def settle(self) -> None:
+        self.asked.append("settle")
+
+    def replayed(self, width: int, rows: int) -> None:
+        self.asked.append((width, rows))
+
+
+@pytest.fixture
+def decodes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Decode]:
+    current = {"target": Decode(), "draft": Decode()}
+    monkeypatch.setattr(decode_module, "_current", current)
+    return current
 
 
 class State:
@@ -27,35 +49,49 @@ class State:
 BATCH = SimpleNamespace(num_tokens=5, num_tokens_after_padding=6)
 
 
-def counted(captured: set[int], mode: Any, **options: Any) -> StepCounters:
-    counters = StepCounters("kernels", "target")
-    counters.captured_widths |= captured
-    state = counting(State, lambda: counters)()
+def prepared(mode: Any, **options: Any) -> None:
+    state = object.__new__(counting(State))
     assert state.prepare_attn(BATCH, mode, "tables", **options) == (
         (BATCH, mode, "tables"),
         {"for_capture": False} | options,
     )
-    return counters
 
 
-def test_a_replay_counts_the_step_s_own_rows() -> None:
-    counters = counted({6}, FULL)
-    assert (counters.taken_steps, counters.taken_rows) == (1, 5) and not counters.declines
-
-
-def test_a_replay_of_a_graph_of_vllm_s_path_is_a_declined_step() -> None:
-    counters = counted({12}, FULL)
-    assert counters.taken_steps == 0 and counters.declines == {"captured on vLLM's path": 1}
+def test_a_replay_is_counted_with_the_graph_s_width_and_the_step_s_own_rows(
+    decodes: dict[str, Decode],
+) -> None:
+    prepared(FULL)
+    assert decodes["target"].asked == [(6, 5)] and not decodes["draft"].asked
 
 
 @pytest.mark.parametrize(("mode", "options"), [(EAGER, {}), (PIECEWISE, {}), (FULL, {"for_capture": True})])
-def test_steps_that_run_the_model_s_python_count_themselves(mode: Any, options: dict[str, Any]) -> None:
-    counters = counted({6}, mode, **options)
-    assert counters.taken_steps == 0 and not counters.declines
+def test_steps_that_run_the_model_s_python_count_themselves(
+    decodes: dict[str, Decode], mode: Any, options: dict[str, Any]
+) -> None:
+    prepared(mode, **options)
+    assert not decodes["target"].asked
 
 
-def test_nothing_is_counted_without_a_decode() -> None:
-    assert counting(State, lambda: None)().prepare_attn(BATCH, FULL)
+def test_a_replay_that_strict_mode_rejects_is_not_prepared(decodes: dict[str, Decode]) -> None:
+    def reject(width: int, rows: int) -> None:
+        raise RuntimeError("strict")
+
+    decodes["target"].replayed = reject  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="strict"):
+        prepared(FULL)
+
+
+def test_nothing_is_counted_without_a_decode(decodes: dict[str, Decode]) -> None:
+    decodes.clear()
+    prepared(FULL)
+    draft_replayed(5, 5)
+
+
+def test_a_state_is_made_once_every_layer_is_loaded_and_has_the_decodes_settle(
+    decodes: dict[str, Decode],
+) -> None:
+    counting(State)()
+    assert [decode.asked for decode in decodes.values()] == [["settle"], ["settle"]]
 
 
 def test_vllm_prepares_a_step_with_what_is_counted() -> None:
@@ -64,11 +100,52 @@ def test_vllm_prepares_a_step_with_what_is_counted() -> None:
     assert names[:3] == ["self", "input_batch", "cudagraph_mode"] and "for_capture" in names
 
 
-def test_the_model_s_state_counts_the_target_s_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_s_state_counts_the_target_s_replays(
+    decodes: dict[str, Decode], monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = DeepseekV41ForCausalLM.get_model_state_cls()
     assert issubclass(state, DeepseekV41ModelState)
-    counters = StepCounters("kernels", "target")
-    monkeypatch.setattr(mono_decode, "_decodes", {"target": SimpleNamespace(counters=counters)})
     monkeypatch.setattr(DeepseekV41ModelState, "prepare_attn", lambda *arguments, **options: {})
     object.__new__(state).prepare_attn(BATCH, FULL)
-    assert counters.declines == {"captured on vLLM's path": 1}
+    assert decodes["target"].asked == [(6, 5)]
+
+
+class Passive:
+    """An object of which every attribute that nobody set is a callable that returns nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments, **options: None
+
+
+@pytest.mark.parametrize(
+    ("mode", "dummy", "counted"), [(FULL, False, True), (FULL, True, False), (EAGER, False, False)]
+)
+def test_the_speculator_counts_a_replayed_draft(
+    decodes: dict[str, Decode], monkeypatch: pytest.MonkeyPatch, mode: Any, dummy: bool, counted: bool
+) -> None:
+    """Three requests of five drafts in a graph of four: vLLM's own ``propose``, its GPU work left out."""
+    launched: list[Any] = []
+    width = SimpleNamespace(cg_mode=mode, num_reqs=4, num_tokens=20)
+    monkeypatch.setattr(dflash, "prepare_dflash_inputs", lambda *arguments: None)
+    monkeypatch.setattr(dflash, "build_slot_mappings_by_layer", lambda *arguments: {})
+    monkeypatch.setattr(dflash, "dispatch_cg_and_sync_dp", lambda *arguments, **options: (width, None))
+
+    class Speculator(Passive):
+        propose = DSparkSpeculator.propose
+        num_query_per_req, max_model_len, draft_kv_cache_group_id, dp_size, dp_rank = 5, 64, 0, 1, 0
+        draft_kv_cache_group_ids: tuple[int, ...] = ()
+        pcp_manager = None
+        supports_decode_metadata_update = True
+        draft_tokens = torch.zeros(4, 5)
+        block_tables = SimpleNamespace(slot_mappings=torch.zeros(1, 64))
+        query_cudagraph_manager = SimpleNamespace(
+            run_fullgraph=lambda desc: launched.append(list(decodes["draft"].asked))
+        )
+
+    batch = SimpleNamespace(
+        num_reqs=3, num_tokens=15, seq_lens_cpu_upper_bound=torch.ones(3), query_start_loc=None
+    )
+    Speculator().propose(batch, {}, {}, *[None] * 8, dummy_run=dummy)
+    seen = [(20, 15)] if counted else []
+    assert decodes["draft"].asked == seen and not decodes["target"].asked
+    assert launched == ([seen] if mode is FULL else []), "counted before the launch"

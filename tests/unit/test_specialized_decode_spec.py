@@ -63,6 +63,12 @@ SINGLE_REASONS = {
     "dcp": ({"parallel_config__decode_context_parallel_size": 2}, "decode context parallelism is on"),
     "pcp": ({"parallel_config__prefill_context_parallel_size": 2}, "prefill context parallelism is on"),
     "dbo": ({"parallel_config__enable_dbo": True}, "microbatches is on"),
+    "hc-sp": ({"parallel_config__enable_hc_sp": True}, "hyper-connection sequence parallelism is on"),
+    "fast-prefill": (
+        {"cache_config__kv_sharing_fast_prefill": True},
+        "fast prefill of shared KV is on",
+    ),
+    "replayssm": ({"cache_config__use_replayssm": True}, "state replay is on"),
     "kv-offload": ({"cache_config__kv_offloading_size": 1.0}, "KV cache offloading is on"),
     "uva-offload": ({"offload_config__uva__cpu_offload_gb": 1.0}, "weight offloading is on"),
     "prefetch-offload": ({"offload_config__prefetch__offload_group_size": 2}, "weight offloading is on"),
@@ -106,10 +112,17 @@ def test_each_gpu_outside_the_spec(device: Device, reason: str) -> None:
     assert found.startswith(reason)
 
 
-@pytest.mark.parametrize("mode", ["NONE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE", None])
+@pytest.mark.parametrize("mode", ["NONE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE", None])
 def test_graph_modes_whose_decode_steps_are_full_or_eager(mode: str | None) -> None:
     chosen = None if mode is None else CUDAGraphMode[mode]
     assert SPEC.refuse(config(compilation_config__cudagraph_mode=chosen)) == ()
+
+
+def test_full_graphs_of_mixed_batches_refuse() -> None:
+    """vLLM captures them on batches that look like decodes, and replays them for prefills."""
+    (found,) = SPEC.refuse(config(compilation_config__cudagraph_mode=CUDAGraphMode.FULL))
+    assert found.startswith("CUDA graph mode: FULL, which replays")
+    assert found.endswith("wanted FULL_AND_PIECEWISE or FULL_DECODE_ONLY")
 
 
 def test_a_check_that_cannot_be_made_is_a_reason() -> None:
@@ -166,6 +179,6 @@ def test_every_switch_can_be_read_from_a_configuration() -> None:
 
 
 def test_the_mono_kernels_name_only_features_that_exist() -> None:
-    from vllm.models.deepseek_v41.amd.mono_decode import SPEC as MONO
+    from vllm.models.deepseek_v41.amd.mono_decode_spec import SPEC as MONO
 
     assert MONO.runs_alongside <= set(SWITCHES) | set(optional_configs(VllmConfig()))

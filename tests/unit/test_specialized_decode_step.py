@@ -86,7 +86,12 @@ def test_other_steps_take_vllm_s_path(metadata: Any, mode: Any, count: int, reas
     }  # fmt: skip
 
 
-def test_a_call_outside_a_step_takes_vllm_s_path_and_is_no_step() -> None:
+@pytest.mark.parametrize("assertions", [True, False])
+def test_a_call_outside_a_step_takes_vllm_s_path_and_is_no_step(
+    assertions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not assertions:
+        monkeypatch.setattr(decode_module, "get_forward_context", lambda: None)
     model = toy()
     assert torch.equal(model(rows(3)), on_vllm(rows(3)))
     assert launches(model) == [] and not model.decode.counters.declines
@@ -216,18 +221,87 @@ def test_taken_steps_and_rows_are_counted_once_a_step() -> None:
     assert (counters.taken_steps, counters.taken_rows) == (2, 8) and not counters.declines
 
 
-def test_a_graph_counts_its_replays_and_not_its_capture() -> None:
+def captured(model: toy_model.ToyModel, metadata: Any, count: int, mode: Any = EAGER) -> None:
+    """Run a step as vLLM captures its FULL graph: an eager one first, then once more in graph mode NONE
+    while the stream records."""
+    with in_step(metadata, mode):
+        model(rows(count))
+    with pytest.MonkeyPatch.context() as patch, in_step(metadata, mode):
+        patch.setattr(decode_module, "_capturing", lambda: True)
+        model(rows(count))
+
+
+@pytest.mark.parametrize("mode", [EAGER, FULL])
+def test_a_graph_counts_its_replays_and_not_its_capture(mode: Any) -> None:
     model = toy()
-    with in_step(DECODE):
-        model(rows(4))
-    with in_step(DECODE, FULL):
-        model(rows(4))
+    captured(model, DECODE, 4, mode)
     counters = model.decode.counters
     assert (counters.taken_steps, counters.taken_rows) == (1, 4)
-    counters.replayed(width=4, rows=3)
-    assert (counters.taken_steps, counters.taken_rows) == (2, 7)
-    counters.replayed(width=6, rows=5)
+    model.decode.replayed(width=4, rows=3)
+    assert (counters.taken_steps, counters.taken_rows) == (2, 7) and not counters.declines
+    model.decode.replayed(width=6, rows=5)
     assert counters.declines == {"captured on vLLM's path": 1} and counters.taken_steps == 2
+
+
+def test_a_graph_of_one_launch_counts_the_other_s_decline_at_each_replay() -> None:
+    model = toy()
+    captured(model, {"toy": toy_model.ToyMetadata(num_prefills=0, whole_layers=False)}, 4)
+    model.decode.replayed(width=4, rows=4)
+    counters = model.decode.counters
+    assert counters.declines == {"part only": 2} and counters.taken_steps == 2
+
+
+def test_a_graph_that_is_captured_again_counts_as_the_last_one() -> None:
+    """As the graphs that vLLM captures to size memory, and then once more to keep."""
+    model = toy()
+    captured(model, DECODE, 4)
+    captured(model, {"toy": toy_model.ToyMetadata(num_prefills=1)}, 4)
+    model.decode.replayed(width=4, rows=4)
+    assert model.decode.counters.declines == {"not decode only": 1, "captured on vLLM's path": 1}
+
+
+def test_a_piecewise_capture_says_nothing_of_a_full_graph_s_replay() -> None:
+    model = toy(strict=True)
+    captured(model, DECODE, 4)
+    captured(model, DECODE, 4, PIECEWISE)
+    model.decode.replayed(width=4, rows=4)
+    assert model.decode.counters.taken_steps == 2
+
+
+@pytest.mark.parametrize(("width", "raises"), [(toy_model.MAX_ROWS, True), (toy_model.MAX_ROWS + 1, False)])
+def test_strict_mode_rejects_the_replay_of_a_graph_without_the_kernels(width: int, raises: bool) -> None:
+    decode = toy(strict=True).decode
+    if raises:
+        with pytest.raises(RuntimeError, match=r"should have taken .* path: a FULL graph of 8 rows"):
+            decode.replayed(width, rows=3)
+    else:
+        decode.replayed(width, rows=3)
+    assert decode.counters.declines == {"captured on vLLM's path": 1}
+    toy().decode.replayed(width, rows=3)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "count", "mode", "reason"),
+    [
+        ({"toy": toy_model.ToyMetadata(num_prefills=1)}, 3, EAGER, "not decode only"),
+        (None, 3, EAGER, "no attention metadata"),
+        ({"toy": toy_model.ToyMetadata(0, whole_layers=False)}, 3, EAGER, "part only"),
+        (DECODE, toy_model.MAX_ROWS + 1, EAGER, None),
+        (DECODE, 3, PIECEWISE, None),
+    ],
+    ids=["prefill", "no-metadata", "one-launch", "rows", "piecewise"],
+)
+def test_strict_mode_rejects_what_a_full_graph_would_replay_on_vllm_s_path(
+    metadata: Any, count: int, mode: Any, reason: str | None
+) -> None:
+    """The same steps are on vLLM's path rightly where no graph keeps them."""
+    model = toy(strict=True)
+    if reason is None:
+        captured(model, metadata, count, mode)
+        return
+    with pytest.raises(RuntimeError, match=f"should have taken .*: {reason}"):
+        captured(model, metadata, count, mode)
+    assert model.decode.counters.declines == {reason: 1}, "the eager step before the capture"
 
 
 @pytest.mark.parametrize(
@@ -237,14 +311,15 @@ def test_a_graph_counts_its_replays_and_not_its_capture() -> None:
         ({"toy": toy_model.ToyMetadata(num_prefills=1)}, EAGER, False),
         (DECODE, PIECEWISE, False),
         (None, EAGER, False),
+        (None, FULL, True),
     ],
-    ids=["missing", "prefill", "piecewise", "profile"],
+    ids=["missing", "prefill", "piecewise", "profile", "full-graph-without-metadata"],
 )
 def test_strict_mode_rejects_only_silent_fallbacks(metadata: Any, mode: Any, raises: bool) -> None:
     model = toy(strict=True)
     with in_step(metadata, mode):
         if raises:
-            with pytest.raises(RuntimeError, match=r"should have taken .*: metadata missing: toy"):
+            with pytest.raises(RuntimeError, match=r"should have taken .* metadata"):
                 model(rows(3))
         else:
             assert torch.equal(model(rows(3)), on_vllm(rows(3)))
@@ -270,6 +345,13 @@ def test_the_table_is_logged_once_before_the_first_step_is_decided(monkeypatch: 
         with in_step(metadata):
             model(rows(3))
     assert len(logged) == 1 and logged[0].startswith("toy decode (target): decode steps of 1 to 8 rows")
+
+
+def test_only_one_rank_logs_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_module, "reports", lambda: False)
+    monkeypatch.setattr(decode_module.logger, "info", lambda *_: pytest.fail("logged"))
+    with in_step(DECODE):
+        toy()(rows(3))
 
 
 def test_a_layer_outside_the_kernels_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,3 +99,6 @@ def test_serve_help_shows_both_options() -> None:
     assert shown.returncode == 0, shown.stderr[-2000:]
     assert "--specialized-decode [{auto,monokernel" in shown.stdout
     assert "--monokernel, --no-monokernel" in shown.stdout
+    assert "before the name of the model write --specialized-decode=auto" in " ".join(
+        shown.stdout.split()
+    ).replace("- ", "-")

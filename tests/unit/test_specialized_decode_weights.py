@@ -48,23 +48,24 @@ def test_codes_become_bytes_in_place() -> None:
 @pytest.mark.parametrize(("before", "value"), [(True, 1.0), (False, 10.0)], ids=["loaded", "processed"])
 def test_a_copy_is_made_where_vllm_processes_the_weights(before: bool, value: float) -> None:
     module = linear()
-    copy = CopyAtLoad(module, lambda one: (one.weight.clone(),), before=before)
+    copy = CopyAtLoad(module, lambda one: (one.weight.clone(),), name="copies", before=before)
     assert copy.tensors is None
     assert module.quant_method.process_weights_after_loading(module) == "result"
     assert module.processed == [module]
     assert copy.tensors is not None and torch.equal(copy.tensors[0], torch.full((2,), value))
+    assert module.copies is copy.tensors
 
 
 def test_another_module_of_the_same_method_is_not_copied() -> None:
     module = linear()
-    copy = CopyAtLoad(module, lambda one: (one.weight.clone(),))
+    copy = CopyAtLoad(module, lambda one: (one.weight.clone(),), name="copies")
     module.quant_method.process_weights_after_loading(linear())
     assert copy.tensors is None
 
 
 def test_a_reload_writes_into_the_first_copies() -> None:
     module = linear()
-    copy = CopyAtLoad(module, lambda one: (one.weight.clone(),))
+    copy = CopyAtLoad(module, lambda one: (one.weight.clone(),), name="copies")
     process = module.quant_method.process_weights_after_loading
     process(module)
     first = copy.tensors
@@ -79,7 +80,7 @@ def test_a_reload_writes_into_the_first_copies() -> None:
 def test_a_reload_of_another_number_of_tensors_is_an_error() -> None:
     module = linear()
     made = iter([(torch.zeros(1),), (torch.zeros(1), torch.zeros(1))])
-    CopyAtLoad(module, lambda _: next(made))
+    CopyAtLoad(module, lambda _: next(made), name="copies")
     module.quant_method.process_weights_after_loading(module)
     with pytest.raises(ValueError, match="argument 2 is longer"):
         module.quant_method.process_weights_after_loading(module)

@@ -14,21 +14,24 @@ import enum
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
-from vllm.forward_context import get_forward_context, is_forward_context_available
+from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
-from vllm.models.common.specialized_decode.metrics import StepCounters
-from vllm.models.common.specialized_decode.report import launch_table
-from vllm.models.common.specialized_decode.spec import DecodeSpec, refusal
+from vllm.models.common.specialized_decode.metrics import NO_KERNELS_IN_GRAPH, StepCounters
+from vllm.models.common.specialized_decode.report import launch_table, layers_by_reason, reports
+from vllm.models.common.specialized_decode.spec import DecodeSpec, asked, refusal
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
 
 logger = init_logger(__name__)
+
+# Roles: the model that the user asked for, and the one that drafts for it.
+TARGET, DRAFT = "target", "draft"
 
 
 class Launch(enum.Enum):
@@ -121,6 +124,8 @@ class SpecializedDecode(ABC, Generic[Kernels]):
     def __init__(self, spec: DecodeSpec, role: str, vllm_config: VllmConfig) -> None:
         self.spec = spec
         self.role = role
+        self.vllm_config = weakref.ref(vllm_config)
+        self.option = asked(vllm_config)
         self.max_rows = spec.max_rows[spec.device().cdna_version or 0]
         self.strict = vllm_config.kernel_config.specialized_decode_strict
         self.plans: list[LayerPlan] = []
@@ -132,6 +137,7 @@ class SpecializedDecode(ABC, Generic[Kernels]):
         self._launches: tuple[Launch, ...] | None = None
         # The decision of a step lives in its forward context, so it cannot outlive the step.
         self._key = f"specialized_decode.{role}.{id(self)}"
+        _current[role] = self
 
     @abstractmethod
     def open_kernels(self) -> Kernels:
@@ -145,6 +151,11 @@ class SpecializedDecode(ABC, Generic[Kernels]):
     @abstractmethod
     def read_step(self, metadata: Mapping[str, Any], rows: int) -> tuple[Decline | None, Decline | None]:
         """Why the step's metadata is outside the kernels: for the whole-layer launch, and for the part."""
+
+    @property
+    def opened(self) -> Kernels | None:
+        """The kernels, None before the first taken step."""
+        return self._kernels
 
     @property
     def kernels(self) -> Kernels:
@@ -166,13 +177,28 @@ class SpecializedDecode(ABC, Generic[Kernels]):
             launch = plan.launch.value if plan.launch else "vLLM's path"
             logger.info_once("%s (%s): %s for layers with %s", self.spec.name, self.role, launch, plan.why)
 
+    def settle(self) -> None:
+        """Log which layers run which launch, once all are in. vLLM's model state calls it at start-up.
+
+        Raises:
+            SpecializedDecodeError: none of the target's layers runs any; with every layer's reason.
+        """
+        if self._launches is not None:
+            return
+        launches = tuple(launch for launch in Launch if any(plan.launch is launch for plan in self.plans))
+        if not launches and self.role == TARGET:
+            raise refusal(f"{self.option}: {self.spec.name}", layers_by_reason(self.plans))
+        self._launches = launches
+        if reports():
+            logger.info("%s", launch_table(self))
+
     def whole_step(self, rows: int) -> Step | None:
         """The step of the whole-layer launch, or None when this step takes vLLM's path."""
-        return self._decision(rows).whole
+        return self.decision(rows).whole
 
     def part_step(self, rows: int) -> Step | None:
         """The step of the launch that runs part of a layer, or None when this step takes vLLM's path."""
-        return self._decision(rows).part
+        return self.decision(rows).part
 
     def decline(self, why: Decline) -> None:
         """Put one layer of a taken step on vLLM's path, which is None to its caller.
@@ -183,32 +209,54 @@ class SpecializedDecode(ABC, Generic[Kernels]):
         self.counters.declined(why.reason)
         self._reject_if_strict(why)
 
-    def _decision(self, rows: int) -> Decision:
-        if not is_forward_context_available():
+    def replayed(self, width: int, rows: int) -> None:
+        """Count the replay of a FULL graph, which runs none of the model's Python, before it is launched.
+
+        Args:
+            width: rows of the graph.
+            rows: rows of the step in it.
+
+        Raises:
+            RuntimeError: in strict mode, when the graph runs vLLM's path at a width that the kernels take.
+        """
+        if not self.counters.replayed(width, rows):
+            detail = f"a FULL graph of {width} rows"
+            self._reject_if_strict(Decline(NO_KERNELS_IN_GRAPH, detail, expected=width > self.max_rows))
+
+    def decision(self, rows: int) -> Decision:
+        """The step's decision, from the step's forward context once it is made there.
+
+        Every layer of every eager step asks, so this calls nothing that it can do without.
+        """
+        try:
+            context = get_forward_context()
+        except AssertionError:  # outside a step
             return NO_STEP
-        context = get_forward_context()
+        if context is None:  # the same, without assertions
+            return NO_STEP
         decision = context.additional_kwargs.get(self._key)
         if decision is None or decision.rows != rows:
             decision = context.additional_kwargs[self._key] = self._decide(context, rows)
         return decision
 
     def _decide(self, context: ForwardContext, rows: int) -> Decision:
-        if self._launches is None:
-            self._launches = tuple(
-                launch for launch in Launch if any(plan.launch is launch for plan in self.plans)
-            )
-            logger.info("%s", launch_table(self))
-        declines = self._declines(context, rows)
-        # Launches that decline alike decline one step.
-        for why in dict.fromkeys(declines[launch] for launch in self._launches):
-            if why is not None:
+        self.settle()
+        records = _capturing() and context.cudagraph_runtime_mode.name in self.spec.graph_modes
+        found = self._declines(context, rows)
+        # Launches that decline alike decline one step. vLLM captures FULL graphs of decode steps alone, so
+        # what is declined while one is recorded, within the row limit, falls back at every replay.
+        declines = [why for why in dict.fromkeys(found[launch] for launch in self._launches or ()) if why]
+        for why in declines:
+            if not records:
                 self.counters.declined(why.reason)
-                self._reject_if_strict(why)
-        taken = [launch for launch in self._launches if declines[launch] is None]
-        if not taken:
-            return Decision(rows, None, None)
-        self._prepare(rows)
-        self.counters.taken(rows, captured=context.cudagraph_runtime_mode.name == "FULL")
+            self._reject_if_strict(replace(why, expected=False) if records and rows <= self.max_rows else why)
+        taken = [launch for launch in self._launches or () if found[launch] is None]
+        if taken:
+            self._prepare(rows)
+        if records:
+            self.counters.recorded(rows, bool(taken), [why.reason for why in declines])
+        elif taken:
+            self.counters.taken(rows)
         step = Step(rows, context.attn_metadata)
         return Decision(rows, *(step if launch in taken else None for launch in (Launch.WHOLE, Launch.PART)))
 
@@ -226,7 +274,8 @@ class SpecializedDecode(ABC, Generic[Kernels]):
             # What a PIECEWISE graph records is replayed for batches that hold prefills too.
             return Decline("graph mode", f"{mode}, wanted {' or '.join(sorted(self.spec.graph_modes))}")
         if not isinstance(context.attn_metadata, dict) or not context.attn_metadata:
-            return Decline("no attention metadata", "a profile run, a dummy run or microbatches")
+            seen = "a profile run, a dummy run or microbatches"
+            return Decline("no attention metadata", seen, expected=mode != "FULL")
         return None
 
     def _prepare(self, rows: int) -> None:
@@ -274,13 +323,20 @@ def not_decode_only(metadata: Any, rows: int) -> Decline | None:
     return None
 
 
-def contiguous(*tensors: torch.Tensor | None) -> bool:
-    """Whether every tensor is there and contiguous, as a kernel that gets only addresses needs it."""
-    for tensor in tensors:  # noqa: SIM110 (a generator costs more than the checks, and every layer asks)
-        if tensor is None or not tensor.is_contiguous():
-            return False
-    return True
-
-
 def _capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    """Whether a CUDA graph records what is launched. vLLM captures FULL graphs in graph mode NONE."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+# The decode of each role in this process: what vLLM's own hooks, which know no model, ask.
+_current: dict[str, SpecializedDecode[Any]] = {}
+
+
+def current(role: str) -> SpecializedDecode[Any] | None:
+    """The decode of the process's ``role``, None where it runs on vLLM's path."""
+    return _current.get(role)
+
+
+def forget(role: str) -> None:
+    """Have ``role`` run on vLLM's path: a model without the option follows one with it."""
+    _current.pop(role, None)

@@ -4,7 +4,8 @@
 A specialised decode replaces vLLM's code for a step, and with it whatever a feature of vLLM does inside that
 code. So it names the features that it was made to run alongside, and every other one refuses it. For the list
 to stay closed when vLLM grows, an optional sub-configuration of ``VllmConfig`` needs no entry here: it is on
-where it is set, under its own name.
+where it is set, under its own name. A switch inside a sub-configuration that is always there needs an
+entry; the test that lists those switches fails until a new one is reviewed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ SWITCHES: dict[str, Switch] = {
     "prefill context parallelism": lambda config: config.parallel_config.prefill_context_parallel_size > 1,
     "microbatches": lambda config: config.parallel_config.use_ubatching,
     "sequence-parallel MoE": lambda config: config.parallel_config.use_sequence_parallel_moe,
+    "hyper-connection sequence parallelism": lambda config: config.parallel_config.enable_hc_sp,
+    "fast prefill of shared KV": lambda config: config.cache_config.kv_sharing_fast_prefill,
+    "state replay": lambda config: (
+        config.cache_config.use_replayssm or config.cache_config.use_kda_recoverssm
+    ),
     "prefix caching": lambda config: config.cache_config.enable_prefix_caching,
     "KV cache offloading": lambda config: config.cache_config.kv_offloading_size is not None,
     "weight offloading": lambda config: (

@@ -3,10 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol, TypeVar
 
 AUTO = "auto"
 MONOKERNEL = "monokernel"
+
+# The models whose ROCm classes read the options. Any other model would ignore them.
+ARCHITECTURES = frozenset(
+    {
+        "DeepseekV41ForCausalLM", "DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration",
+        "MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration",
+    }
+)  # fmt: skip
 
 # (--specialized-decode, --monokernel) as one source gives them: None where it gives none.
 Choice = tuple[str | None, bool | None]
@@ -25,15 +34,42 @@ Config = TypeVar("Config", bound=Options)
 def settle_options(config: Config, *beside: Choice) -> Config:
     """Bring a configuration's own options, and those given beside it, to one choice; gives the configuration.
 
-    With options beside it the choice is the last one, and ``monokernel`` is True or False from then on.
+    ``monokernel`` stays None as long as nobody chose, so that a copy of the configuration with a choice does
+    not contradict itself.
 
     Raises:
         ValueError: the options contradict each other.
     """
     own = (config.specialized_decode, config.monokernel)
-    config.specialized_decode, monokernel = settle(own, *beside)
-    config.monokernel = bool(monokernel) if beside else monokernel
+    config.specialized_decode, config.monokernel = settle(own, *beside)
     return config
+
+
+def require_kernels(config: Options, architectures: Collection[str], on_rocm: bool) -> None:
+    """Raise where the options ask for kernels that the model does not have.
+
+    Args:
+        config: the options.
+        architectures: those of the model that is served.
+        on_rocm: whether vLLM runs on ROCm.
+
+    Raises:
+        ValueError: with every reason.
+    """
+    if config.specialized_decode is None:
+        return
+    reasons = []
+    if not ARCHITECTURES.intersection(architectures):
+        wanted = ", ".join(sorted(ARCHITECTURES))
+        reasons.append(f"model architecture: {', '.join(architectures)}, wanted one of {wanted}")
+    if not on_rocm:
+        reasons.append("platform: another one, wanted ROCm")
+    if reasons:
+        listed = "".join(f"\n  - {reason}" for reason in reasons)
+        raise ValueError(
+            f"{_option(config.specialized_decode)}: the model has no decode kernels of its own here, for "
+            f"{len(reasons)} reason(s):{listed}\nDrop the option to decode on vLLM's path."
+        )
 
 
 def settle(*choices: Choice) -> Choice:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters of taken and declined steps, for the log and for Prometheus.
 
-The counters are plain integers. A worker hands them on at most every ``EXPORT_SECONDS``, so that a step pays
-for an addition and a look at the clock.
+The counters are plain integers, so that a step pays for an addition. A thread hands them on, with or without
+a next step, and once more when the process ends.
 
 vLLM serves the metrics of all its processes where ``PROMETHEUS_MULTIPROC_DIR`` is set: by several API
 servers, or by the user. A worker's registry is not served otherwise, and the log line is then all there is.
@@ -10,17 +10,32 @@ servers, or by the user. A worker's registry is not served otherwise, and the lo
 
 from __future__ import annotations
 
+import atexit
+import itertools
 import os
-import time
+import threading
+import weakref
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.logger import init_logger
+from vllm.models.common.specialized_decode.report import counts_for_all
 
 logger = init_logger(__name__)
 
 EXPORT_SECONDS = 10.0
-LOG_SECONDS = 60.0
+EXPORTS_A_LOG_LINE = 6
+NO_KERNELS_IN_GRAPH = "captured on vLLM's path"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What a FULL graph recorded: whether the kernels run in it, and why some launch does not."""
+
+    taken: bool
+    declines: tuple[str, ...]
 
 
 class StepCounters:
@@ -36,58 +51,56 @@ class StepCounters:
         self.role = role
         self.taken_steps = 0
         self.taken_rows = 0
-        self.captured_widths: set[int] = set()
+        self.graphs: dict[int, Graph] = {}
         self.declines: Counter[str] = Counter()
         self._exported: Counter[tuple[str, str]] = Counter()
         self._logged: dict[tuple[str, str], int] = {}
-        self._export_at = time.monotonic() + EXPORT_SECONDS
-        self._log_at = time.monotonic() + LOG_SECONDS
+        # Read while vLLM's groups are there: when the process ends they are gone.
+        self._speaks = counts_for_all()
+        if self._speaks:
+            _hand_over.watch(self)
 
-    def taken(self, rows: int, captured: bool) -> None:
-        """Count a step that the kernels run, or note the width of one that a graph records."""
-        if captured:
-            self.captured_widths.add(rows)
-            return
+    def taken(self, rows: int) -> None:
+        """Count a step that the kernels run."""
         self.taken_steps += 1
         self.taken_rows += rows
-        self._hand_on()
-
-    def replayed(self, width: int, rows: int) -> None:
-        """Count a replay of the FULL graph of ``width`` rows, which runs none of the model's Python.
-
-        Args:
-            width: rows of the graph.
-            rows: rows of the step in it.
-        """
-        if width in self.captured_widths:
-            self.taken_steps += 1
-            self.taken_rows += rows
-        else:
-            self.declines["captured on vLLM's path"] += 1
-        self._hand_on()
 
     def declined(self, reason: str) -> None:
         """Count a step, or one layer of a taken step, that vLLM's path runs."""
         self.declines[reason] += 1
-        self._hand_on()
+
+    def recorded(self, width: int, taken: bool, declines: Sequence[str]) -> None:
+        """Note what a FULL graph records for its replays; that is no step."""
+        self.graphs[width] = Graph(taken, tuple(declines))
+
+    def replayed(self, width: int, rows: int) -> bool:
+        """Count a replay of the FULL graph of ``width`` rows.
+
+        Args:
+            width: rows of the graph.
+            rows: rows of the step in it.
+
+        Returns:
+            Whether the kernels run in it.
+        """
+        graph = self.graphs.get(width)
+        if graph is None or not graph.taken:
+            self.declined(NO_KERNELS_IN_GRAPH)
+            return False
+        self.taken(rows)
+        for reason in graph.declines:
+            self.declined(reason)
+        return True
 
     def values(self) -> dict[tuple[str, str], int]:
         """Every count, by metric and reason; the reason is empty but for declined steps."""
         taken = {("taken_steps", ""): self.taken_steps, ("taken_rows", ""): self.taken_rows}
-        return taken | {("declined_steps", reason): count for reason, count in self.declines.items()}
-
-    def _hand_on(self) -> None:
-        now = time.monotonic()
-        if now >= self._export_at:
-            self._export_at = now + EXPORT_SECONDS
-            self.export()
-        if now >= self._log_at:
-            self._log_at = now + LOG_SECONDS
-            self.log()
+        # Copied, since a step may add a reason while the thread reads.
+        return taken | {("declined_steps", reason): count for reason, count in self.declines.copy().items()}
 
     def export(self) -> None:
         """Bring the Prometheus counters up to date, where vLLM serves those of its workers."""
-        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ or not _is_first_rank():
+        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ or not self._speaks:
             return
         for key, value in self.values().items():
             metric, reason = key
@@ -98,27 +111,56 @@ class StepCounters:
     def log(self) -> None:
         """Log the counts when they changed."""
         values = self.values()
-        if values == self._logged or not _is_first_rank():
+        if values == self._logged or not self._speaks:
             return
         self._logged = values
-        declined = ", ".join(f"{reason} {count}" for reason, count in self.declines.most_common())
+        declines = sorted(self.declines.copy().items(), key=lambda one: -one[1])
         logger.info(
             "%s (%s): %d steps of %d rows taken; declined: %s",
             self.name,
             self.role,
             self.taken_steps,
             self.taken_rows,
-            declined or "none",
+            ", ".join(f"{reason} {count}" for reason, count in declines) or "none",
         )
 
 
-def _is_first_rank() -> bool:
-    # All TP ranks count alike: one of them speaks.
-    from vllm.distributed import get_tensor_model_parallel_rank, model_parallel_is_initialized
+class HandOver:
+    """Hands the counts of a process on: every ``EXPORT_SECONDS``, and when the process ends."""
 
-    return not model_parallel_is_initialized() or get_tensor_model_parallel_rank() == 0
+    def __init__(self) -> None:
+        self._counters: weakref.WeakSet[StepCounters] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._started = False
+
+    def watch(self, counters: StepCounters) -> None:
+        """Hand these counts on too. The first ones start the thread."""
+        with self._lock:
+            self._counters.add(counters)
+            if not self._started:
+                self._started = True
+                threading.Thread(target=self._run, name="specialized-decode-metrics", daemon=True).start()
+                atexit.register(self.hand_on, log=True)
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        for beat in itertools.count(1):
+            pause.wait(EXPORT_SECONDS)
+            self.hand_on(log=beat % EXPORTS_A_LOG_LINE == 0)
+
+    def hand_on(self, log: bool) -> None:
+        """Export every count, and log those that changed. A failure stops no later hand-over."""
+        with self._lock:
+            for counters in tuple(self._counters):
+                try:
+                    counters.export()
+                    if log:
+                        counters.log()
+                except Exception:
+                    logger.exception("%s (%s): the counts were not handed on", counters.name, counters.role)
 
 
+_hand_over = HandOver()
 _counters: dict[str, Any] = {}
 
 

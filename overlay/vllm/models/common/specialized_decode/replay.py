@@ -1,28 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counting the steps that run none of the model's Python: the replays of FULL CUDA graphs.
+"""The steps that run none of the model's Python: the replays of FULL CUDA graphs.
 
-The model runner asks the model's state to prepare the attention metadata of every step, on the host and
-before the step is launched. That is where a replay can be counted without a kernel in the graph.
+The model runner asks the target's model state to prepare the attention metadata of every step, on the host
+and before the step is launched. The speculator replays its own graphs, and says so there. In both places a
+replay can be counted, or rejected in strict mode, without a kernel in the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from vllm.config import CUDAGraphMode
-from vllm.models.common.specialized_decode.metrics import StepCounters
+from vllm.models.common.specialized_decode.decode import DRAFT, TARGET, current
 
 
-def counting(state: type[Any], counters: Callable[[], StepCounters | None]) -> type[Any]:
-    """A model state like ``state`` that counts the replays of FULL graphs.
-
-    Args:
-        state: the model's ``ModelState``.
-        counters: gives the counters, None where nothing is decoded on kernels of the model's own.
-    """
+def counting(state: type[Any]) -> type[Any]:
+    """A model state like ``state``, the model's ``ModelState``, that counts the target's replays and, made
+    once every layer is loaded, has each decode settle what its layers run."""
 
     class CountingModelState(state):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            for role in (TARGET, DRAFT):
+                if (decode := current(role)) is not None:
+                    decode.settle()
+
         def prepare_attn(
             self,
             input_batch: Any,
@@ -31,11 +33,21 @@ def counting(state: type[Any], counters: Callable[[], StepCounters | None]) -> t
             for_capture: bool = False,
             **options: Any,
         ) -> dict[str, Any]:
-            if cudagraph_mode is CUDAGraphMode.FULL and not for_capture and (found := counters()) is not None:
-                found.replayed(input_batch.num_tokens_after_padding, input_batch.num_tokens)
+            if (
+                cudagraph_mode is CUDAGraphMode.FULL
+                and not for_capture
+                and (decode := current(TARGET)) is not None
+            ):
+                decode.replayed(input_batch.num_tokens_after_padding, input_batch.num_tokens)
             prepared: dict[str, Any] = super().prepare_attn(
                 input_batch, cudagraph_mode, *rest, for_capture=for_capture, **options
             )
             return prepared
 
     return CountingModelState
+
+
+def draft_replayed(width: int, rows: int) -> None:
+    """Count a replay of the draft's FULL graph of ``width`` rows, for a step of ``rows``."""
+    if (decode := current(DRAFT)) is not None:
+        decode.replayed(width, rows)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vllm.models.common.specialized_decode.decode import SpecializedDecode
+    from vllm.models.common.specialized_decode.decode import LayerPlan, SpecializedDecode
 
 HEADERS = ("launch", "layers", "why not the whole layer")
 
@@ -29,6 +29,29 @@ def launch_table(decode: SpecializedDecode[Any]) -> str:
         f"{decode.spec.name} ({decode.role}): decode steps of 1 to {decode.max_rows} rows, graph mode {modes}"
     )
     return "\n  ".join([head, *lines])
+
+
+def layers_by_reason(plans: Iterable[LayerPlan]) -> tuple[str, ...]:
+    """A line for every reason why layers run none of the kernels, with the layers that share it."""
+    groups: dict[str, list[int]] = {}
+    for plan in plans:
+        groups.setdefault(plan.why, []).append(plan.index)
+    return tuple(f"layers {ranges(layers)}: {why}" for why, layers in groups.items())
+
+
+def reports() -> bool:
+    """Whether this rank logs what its whole TP group knows: rank 0 of each pipeline stage."""
+    from vllm.distributed import get_tensor_model_parallel_rank, model_parallel_is_initialized
+
+    return not model_parallel_is_initialized() or get_tensor_model_parallel_rank() == 0
+
+
+def counts_for_all() -> bool:
+    """Whether this rank hands on counts: rank 0 of the last pipeline stage, where the draft is too. Every
+    stage counts the same steps."""
+    from vllm.distributed import get_pp_group, model_parallel_is_initialized
+
+    return not model_parallel_is_initialized() or (reports() and get_pp_group().is_last_rank)
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -31,6 +31,13 @@ class Check:
     what: str
     reason: Callable[[VllmConfig], str | None]
 
+    def attempt(self, vllm_config: VllmConfig) -> str | None:
+        """The reason, be it that the check could not be made."""
+        try:
+            return self.reason(vllm_config)
+        except Exception as error:  # a check that cannot be made must not pass
+            return f"cannot check {self.what}: {error!r}"
+
 
 @dataclass(frozen=True)
 class Device:
@@ -76,14 +83,14 @@ class DecodeSpec:
     def refuse(self, vllm_config: VllmConfig) -> tuple[str, ...]:
         """Every reason for which this deployment cannot run the kernels; empty when it can."""
         on, unreadable = reported_features(vllm_config)
-        reasons = [reason for check in self._own_checks() if (reason := _attempt(check, vllm_config))]
+        reasons = [reason for check in self._own_checks() if (reason := check.attempt(vllm_config))]
         reasons += [
             f"{feature} is {state}, and the kernels run without it or not at all: turn it off"
             for feature, state in sorted(on.items())
             if feature not in self.runs_alongside
         ]
         reasons += unreadable
-        reasons += [reason for check in self.checks if (reason := _attempt(check, vllm_config))]
+        reasons += [reason for check in self.checks if (reason := check.attempt(vllm_config))]
         return tuple(reasons)
 
     def require(self, vllm_config: VllmConfig, option: str) -> None:
@@ -144,6 +151,12 @@ class DecodeSpec:
     def _graph_mode(self, config: VllmConfig) -> str | None:
         # None until vLLM has chosen one; its choice gives decode steps FULL graphs or none.
         chosen = config.compilation_config.cudagraph_mode
+        if chosen is not None and chosen.mixed_mode().name == "FULL":
+            # vLLM captures such a graph on a batch that looks like decodes, and replays it for prefills.
+            return (
+                f"CUDA graph mode: {chosen.name}, which replays what a decode step recorded for batches with "
+                "prefills too, wanted FULL_AND_PIECEWISE or FULL_DECODE_ONLY"
+            )
         seen = None if chosen is None else chosen.decode_mode().name
         return _outside(
             "CUDA graph mode of decode steps", seen, self.graph_modes, met=seen in self.graph_modes | {None}
@@ -159,20 +172,18 @@ def rocm_device() -> Device:
     return Device(get_cdna_version() or None, units)
 
 
-def refusal(asked: str, reasons: tuple[str, ...]) -> SpecializedDecodeError:
-    """The error for reasons why ``asked`` cannot run."""
+def asked(vllm_config: VllmConfig) -> str:
+    """What asked for the kernels, as the user can write it."""
+    return f"--specialized-decode {vllm_config.kernel_config.specialized_decode}"
+
+
+def refusal(what: str, reasons: tuple[str, ...]) -> SpecializedDecodeError:
+    """The error for reasons why ``what`` cannot run."""
     listed = "".join(f"\n  - {reason}" for reason in reasons)
     return SpecializedDecodeError(
-        f"{asked} cannot run here, for {len(reasons)} reason(s):{listed}\nChange what they name, or drop the "
+        f"{what} cannot run here, for {len(reasons)} reason(s):{listed}\nChange what they name, or drop the "
         "option to decode on vLLM's path."
     )
-
-
-def _attempt(check: Check, config: VllmConfig) -> str | None:
-    try:
-        return check.reason(config)
-    except Exception as error:  # a check that cannot be made must not pass
-        return f"cannot check {check.what}: {error!r}"
 
 
 def _outside(what: str, seen: Any, wanted: frozenset[Any], met: Any) -> str | None:

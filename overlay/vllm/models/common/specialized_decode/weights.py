@@ -73,13 +73,17 @@ class CopyAtLoad:
     Args:
         module: holds the weights, and a ``quant_method`` that processes them.
         make: copies the weights of the module that it gets.
+        name: the module's attribute that holds its copies.
         before: whether the copies need the weights as loaded rather than as processed.
     """
 
-    def __init__(self, module: Any, make: Callable[[Any], Tensors], *, before: bool = False) -> None:
+    def __init__(
+        self, module: Any, make: Callable[[Any], Tensors], *, name: str, before: bool = False
+    ) -> None:
         self.tensors: Tensors | None = None
         self._module = module
         self._make = make
+        self._name = name
         method = module.quant_method
         process = method.process_weights_after_loading
 
@@ -99,6 +103,7 @@ class CopyAtLoad:
         fresh = self._make(processed)
         if self.tensors is None:
             self.tensors = fresh
+            setattr(processed, self._name, fresh)
             return
         for kept, new in zip(self.tensors, fresh, strict=True):
             kept.copy_(new)

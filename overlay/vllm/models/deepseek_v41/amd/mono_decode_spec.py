@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the DeepSeek-V4.1 mono kernels can run: deployments, GPU generations, and how much of which layer."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import vllm.envs as envs
+from vllm.models.common.specialized_decode.decode import DRAFT, TARGET, Launch, LayerPlan
+from vllm.models.common.specialized_decode.spec import Check, DecodeSpec, rocm_device
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+CDNA3, CDNA4 = 3, 4
+MAX_ROWS = 48  # 8 requests of one token and five drafts
+# Six rows at a time go through a CDNA3 workgroup's 64 KB of LDS, and beyond seven times six the shared expert
+# needs more tasks than the launch has workgroups. vLLM captures graphs of 36 and 42 rows with five drafts, so
+# no captured size is lost between the two limits but 48 itself.
+MAX_ROWS_GFX942 = 42
+WORKGROUPS = 256
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Routed experts of a layer and how many of them a token picks."""
+
+    experts: int
+    picks: int
+
+
+TARGET_ROUTING = Routing(384, 6)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How the kernels of one CDNA generation differ from the other's.
+
+    Args:
+        max_rows: rows of the largest step.
+        tp_sizes: tensor parallel sizes that they are built for.
+        indexer: the indexer that they run an index source with, as module and class.
+        reads_copies: whether they read copies of the weights, made at load, rather than the weights.
+        needs_fused_seam: whether vLLM's path must run AITER's fused seam, for both paths to round alike.
+        draft_launch: what they run of a DSpark draft layer.
+    """
+
+    max_rows: int
+    tp_sizes: frozenset[int]
+    indexer: tuple[str, str]
+    reads_copies: bool
+    needs_fused_seam: bool
+    draft_launch: Launch
+
+
+GENERATIONS = {
+    # Its draft layers' FFN launch changes which drafts are accepted at most: the target's output is its own.
+    CDNA3: Generation(
+        MAX_ROWS_GFX942, frozenset({4}), ("vllm.models.deepseek_v41.attention", "DeepseekV4Indexer"),
+        reads_copies=True, needs_fused_seam=False, draft_launch=Launch.PART,
+    ),
+    CDNA4: Generation(
+        MAX_ROWS, frozenset({2, 4}), ("vllm.models.deepseek_v41.amd.rocm", "DeepseekV41RocmMxfp4Indexer"),
+        reads_copies=False, needs_fused_seam=True, draft_launch=Launch.WHOLE,
+    ),
+}  # fmt: skip
+
+
+def _kernels_reason(_: VllmConfig) -> str | None:
+    try:
+        from vllm.models.deepseek_v41.amd.mono import runner
+        from vllm.models.deepseek_v41.amd.mono.common.arch import target_arch
+    except ImportError as error:
+        return f"the kernels need FlyDSL and AITER's FlyDSL helpers: {error}"
+    if runner.BLOCKS > WORKGROUPS:
+        return f"the kernels launch {runner.BLOCKS} workgroups, wanted at most {WORKGROUPS}"
+    built, device = target_arch(), _architecture()
+    if built != device:
+        return (
+            f"FlyDSL builds for {built}, wanted the GPU's {device}: unset the environment variable ARCH "
+            f"({os.environ.get('ARCH', 'not set')})"
+        )
+    return None
+
+
+def _architecture() -> str:
+    properties = torch.cuda.get_device_properties(torch.accelerator.current_device_index())
+    return properties.gcnArchName.partition(":")[0].lower()
+
+
+def _tp_size_reason(config: VllmConfig) -> str | None:
+    device, seen = rocm_device(), config.parallel_config.tensor_parallel_size
+    built = GENERATIONS.get(device.cdna_version or 0)
+    if built is None or seen in built.tp_sizes or seen not in SPEC.tp_sizes:
+        return None  # or refused for itself
+    wanted = " or ".join(map(str, sorted(built.tp_sizes)))
+    return f"tensor parallel size: {seen}, wanted {wanted} on CDNA{device.cdna_version}"
+
+
+def _expert_format_reason(_: VllmConfig) -> str | None:
+    if envs.VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4:
+        return "VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4 is set: the kernels read AITER's A8W4 experts, unset it"
+    return None
+
+
+SPEC = DecodeSpec(
+    name="DeepSeek-V4.1 mono decode",
+    architectures=frozenset({"DeepseekV41ForCausalLM", "DSparkV41DraftModel"}),
+    dtypes=frozenset({torch.bfloat16}),
+    kv_cache_dtypes=None,  # a layer of another cache keeps vLLM's attention and takes the FFN launch
+    tp_sizes=frozenset({2, 4}),
+    max_rows={cdna: generation.max_rows for cdna, generation in GENERATIONS.items()},
+    resident_workgroups=WORKGROUPS,
+    graph_modes=frozenset({"NONE", "FULL"}),
+    runs_alongside=frozenset(
+        {
+            # They choose, name or watch tokens, before or after the decoder layers.
+            "prompt embeddings", "speculative_config", "watermark_config", "reasoning_config",
+            "ec_transfer_config",
+            # Their work is in the hand-over between layers, in tables or in block numbers that the kernels
+            # keep to.
+            "pipeline parallelism", "prefix caching", "engram_config", "kv_events_config",
+            # A reload writes into the tensors, or the copies, whose addresses the kernels have.
+            "weight_transfer_config",
+            # The model is not compiled, whatever the mode.
+            "torch.compile",
+        }
+    ),
+    checks=(
+        Check("the kernels", _kernels_reason),
+        Check("the GPU's tensor parallel sizes", _tp_size_reason),
+        Check("the expert format", _expert_format_reason),
+    ),
+    device=rocm_device,
+)  # fmt: skip
+
+
+def layer_checks(layer: Any) -> tuple[Check, ...]:
+    """What a deployment can be refused for and only a built decoder layer shows."""
+    return (
+        Check("the MoE backend", functools.partial(_moe_backend_reason, layer)),
+        Check("the attention seam", functools.partial(_seam_reason, layer)),
+    )
+
+
+def _moe_backend_reason(layer: Any, _: VllmConfig) -> str | None:
+    from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
+
+    experts = getattr(getattr(layer.ffn, "experts", None), "routed_experts", None)
+    built = GENERATIONS.get(rocm_device().cdna_version or 0)
+    if experts is None or built is None or built.reads_copies:
+        # No routed MoE, which the layer's plan says, or a GPU that is refused anyway; or the kernels read
+        # copies from before the backend's conversion.
+        return None
+    seen, wanted = experts.quant_method.mxfp4_backend, Mxfp4MoeBackend.AITER_MXFP4_BF16
+    return None if seen is wanted else f"MoE backend: {seen}, wanted {wanted.name} (--moe-backend aiter)"
+
+
+def _seam_reason(layer: Any, _: VllmConfig) -> str | None:
+    built = GENERATIONS.get(rocm_device().cdna_version or 0)
+    if built is None or not built.needs_fused_seam or layer.fuse_seam_norm:
+        return None
+    return (
+        "attention seam: vLLM's own, which rounds otherwise than the kernels, wanted AITER's fused one "
+        "(aiter.ops.mhc cannot be imported)"
+    )
+
+
+def generation() -> Generation:
+    """This GPU's generation; the deployment is not refused."""
+    return GENERATIONS[rocm_device().cdna_version or 0]
+
+
+def routing_of(vllm_config: VllmConfig, role: str) -> Routing:
+    """The routed experts of the target's layers, or of the draft's."""
+    config = vllm_config.model_config.hf_config
+    if role == TARGET:
+        return TARGET_ROUTING
+    return Routing(
+        getattr(config, "dspark_n_routed_experts", 0) or TARGET_ROUTING.experts,
+        getattr(config, "dspark_num_experts_per_tok", 0) or TARGET_ROUTING.picks,
+    )
+
+
+def plan_layer(layer: Any, vllm_config: VllmConfig, role: str) -> tuple[LayerPlan, Routing]:
+    """What the kernels run of a decoder layer, and its routing."""
+    attn, routing = layer.attn, routing_of(vllm_config, role)
+    launch: Launch | None = Launch.WHOLE
+    if why := _outside_every_launch(layer, routing):
+        launch = None
+    elif role == DRAFT and generation().draft_launch is Launch.PART:
+        launch, why = Launch.PART, ["attention of the DSpark draft"]
+    elif why := _outside_whole_launch(attn, role):
+        # The FFN launch of the draft's routing is built where it is the draft's only one.
+        launch = None if role == DRAFT else Launch.PART
+    return LayerPlan(attn.swa_cache_layer.prefix, attn.layer_id, launch, ", ".join(why)), routing
+
+
+def _outside_every_launch(layer: Any, routing: Routing) -> list[str]:
+    ffn = layer.ffn
+    seen = (ffn.n_routed_experts, ffn.n_activated_experts, ffn.scoring_func, ffn.routed_scaling_factor)
+    wanted = (routing.experts, routing.picks, "sqrtsoftplus", 1.5)
+    reasons = {
+        "sequence parallelism": layer.use_sequence_parallel,
+        "no shared expert": ffn.shared_experts is None,
+        "routing by token id": ffn.gate.tid2eid is not None,
+        f"routing {seen}, wanted {wanted}": seen != wanted,
+        "weights of the picks not renormalised": not ffn.renormalize,
+        f"SwiGLU limit {ffn.swiglu_limit}, wanted 10": ffn.swiglu_limit != 10.0,
+    }
+    return [reason for reason, holds in reasons.items() if holds]
+
+
+def _outside_whole_launch(attn: Any, role: str) -> list[str]:
+    module, name = generation().indexer
+    indexer = getattr(importlib.import_module(module), name)
+    reasons = {
+        "a compressor without an indexer": attn.compressor is not None and attn.indexer is None,
+        f"a {type(attn.indexer).__name__}": attn.indexer is not None
+        and not isinstance(attn.indexer, indexer),
+        f"compress ratio {attn.compress_ratio}": attn.compress_ratio not in (0, 1, 2),
+        f"{'an MXFP8' if attn.kv_mxfp8 else attn.kv_cache_dtype} KV cache": attn.kv_mxfp8
+        or attn.kv_cache_dtype != "fp8_ds_mla",
+        "compressed keys in a draft": role == DRAFT and (attn.compress_ratio or attn.indexer is not None),
+    }
+    return [reason for reason, holds in reasons.items() if holds]

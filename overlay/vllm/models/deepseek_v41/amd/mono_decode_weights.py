@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A DeepSeek-V4.1 layer's weights as the mono kernels read them: where they are, and the copies of CDNA3."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from vllm.models.common.specialized_decode.decode import Launch, LayerPlan
+from vllm.models.common.specialized_decode.weights import CopyAtLoad, as_bytes, gather, loaded
+
+if TYPE_CHECKING:
+    from vllm.models.deepseek_v41.amd.mono_decode import MonoDecodeLayer
+
+# Where the kernels' tensors are below a decoder layer. The linears have a scale beside their weight.
+SEAMS = {
+    "hc_attn_fn": "hc_attn_fn", "hc_attn_scale": "hc_attn_scale", "hc_attn_base": "hc_attn_base",
+    "hc_ffn_fn": "hc_ffn_fn", "hc_ffn_scale": "hc_ffn_scale", "hc_ffn_base": "hc_ffn_base",
+    "attn_norm": "attn_norm.weight", "ffn_norm": "ffn_norm.weight",
+    "gate_w": "ffn.gate.weight", "bias": "ffn.gate.e_score_correction_bias",
+}  # fmt: skip
+ATTENTION = {
+    "q_norm": "attn.q_norm.weight", "kv_norm": "attn.kv_norm.weight",
+    "attn_sink": "attn.attn_sink", "cos_sin": "attn.rotary_emb.cos_sin_cache",
+}  # fmt: skip
+ATTENTION_LINEARS = {
+    ("wqkv", "wqkv_scale"): "attn.fused_wqa_wkv", ("wq_b", "wq_b_scale"): "attn.wq_b",
+    ("wo_a", "wo_a_scale"): "attn.wo_a", ("wo_b", "wo_b_scale"): "attn.wo_b",
+}  # fmt: skip
+SHARED_EXPERT = {
+    ("sgu", "sgu_s"): "ffn.shared_experts.gate_up_proj",
+    ("sw2", "sw2_s"): "ffn.shared_experts.down_proj",
+}
+EXPERTS = "ffn.experts.routed_experts"
+EXPERT_TENSORS = {
+    "w13": "w13_weight", "w13_s": "w13_weight_scale", "w2": "w2_weight", "w2_s": "w2_weight_scale",
+}  # fmt: skip
+# A rank's part of the routed experts' width at TP 4. vLLM pads it, and the copies leave the padding out.
+EXPERT_WIDTH_TP4 = 576
+COPIES = "mono942"  # the attribute of a linear, or of the experts, that holds their copies
+
+
+def _linears(launch: Launch | None) -> dict[tuple[str, str], str]:
+    return SHARED_EXPERT | (ATTENTION_LINEARS if launch is Launch.WHOLE else {})
+
+
+def copies_at_load(layer: Any, plan: LayerPlan) -> dict[str, CopyAtLoad]:
+    """The copies that CDNA3 kernels read, by the path of what is copied; made when vLLM processes it."""
+    copies = {path: copy_linear_at_load(attrgetter(path)(layer)) for path in _linears(plan.launch).values()}
+    return copies | {EXPERTS: copy_experts_at_load(attrgetter(EXPERTS)(layer))}
+
+
+def copy_linear_at_load(linear: Any) -> CopyAtLoad:
+    """The copy of a dense MXFP8 linear: (weight, scale)."""
+    return CopyAtLoad(linear, _copy_linear, name=COPIES)
+
+
+def copy_experts_at_load(experts: Any) -> CopyAtLoad:
+    """The copies of the routed experts: (w13, its scale, w2, its scale)."""
+    # vLLM's MoE backend frees the scales when it converts the experts.
+    return CopyAtLoad(experts, _copy_experts, name=COPIES, before=True)
+
+
+def _copy_linear(linear: Any) -> tuple[Tensor, ...]:
+    from vllm.models.deepseek_v41.amd.mono.weights942 import linear_copy
+
+    return linear_copy(linear.weight, linear.weight_scale)
+
+
+def _copy_experts(experts: Any) -> tuple[Tensor, ...]:
+    from vllm.models.deepseek_v41.amd.mono.weights942 import moe_copies
+
+    tensors = gather(experts, EXPERT_TENSORS)
+    codes = {name: as_bytes(tensor) for name, tensor in tensors.items() if name.endswith("_s")}
+    return moe_copies(*(tensors | codes).values(), EXPERT_WIDTH_TP4)
+
+
+def layer_weights(layer: Any, mono: MonoDecodeLayer) -> Any:
+    """The layer's weights as the kernels take them, checked by them."""
+    from vllm.models.deepseek_v41.amd.mono.attention.plan import Dims
+    from vllm.models.deepseek_v41.amd.mono.runner import AttnWeights, MonoLayerWeights
+
+    tp_size, attn = mono.decode.build.tp_size, None
+    whole = not mono.ffn_only
+    tensors = gather(layer, SEAMS | (ATTENTION if whole else {}))
+    for names, path in _linears(mono.plan.launch).items():
+        tensors |= zip(names, loaded(layer, path, ("weight", "weight_scale"), mono.copies), strict=True)
+    tensors |= zip(EXPERT_TENSORS, loaded(layer, EXPERTS, EXPERT_TENSORS.values(), mono.copies), strict=True)
+    if whole:
+        names = [*ATTENTION, *(name for pair in ATTENTION_LINEARS for name in pair)]
+        attn = AttnWeights(
+            layer_id=layer.attn.layer_id,
+            ratio=layer.attn.compress_ratio,
+            **{name: tensors.pop(name) for name in names},
+        )
+        attn.check(Dims(tp_size))
+    weights = MonoLayerWeights(attn=attn, **tensors)
+    if mono.copies:
+        weights.check_942(mono.routing.experts)
+    else:
+        weights.check(tp_size, mono.routing.experts)
+    return weights
