@@ -173,8 +173,7 @@ class FfnRun:
         """The launch's own collapsed rows, float64 [rows, hidden]."""
         region = self.workspace.collapsed
         words = self.ranks[rank]["workspace"][region.offset : region.offset + region.size]
-        payload = words.view(torch.int32).view(self.case.rows, -1, 2)[..., 0].contiguous()
-        return payload.view(torch.bfloat16).view(self.case.rows, HIDDEN).double()
+        return words.view(torch.bfloat16).view(self.case.rows, HIDDEN).double()
 
 
 def check_ranks(run: FfnRun) -> None:

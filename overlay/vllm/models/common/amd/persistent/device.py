@@ -62,6 +62,11 @@ def shift_right(value: fx.Int32, amount: Any) -> fx.Int32:
     return fx.Int32(arith.shrui(as_ir_value(value), as_ir_value(i32(amount))))
 
 
+def unsigned_max(a: fx.Int32, b: fx.Int32) -> fx.Int32:
+    """The larger of two words read as unsigned."""
+    return fx.Int32(arith.maxui(as_ir_value(a), as_ir_value(b)))
+
+
 def uniform(value: fx.Int32) -> fx.Int32:
     """``value`` of the first active lane, known to be the same in the wave."""
     return fx.Int32(raw.readfirstlane(_i32(), as_ir_value(value)))
@@ -161,6 +166,16 @@ class Lds:
         words = data.type.shape[0] if isinstance(data.type, ir.VectorType) else 1
         llvm.StoreOp(data, self._at(offset), alignment=4 * words)
 
+    def load_byte(self, offset: Any) -> fx.Int32:
+        """One byte, zero-extended."""
+        i8 = ir.IntegerType.get_signless(8)
+        return fx.Int32(arith.extui(_i32(), llvm.LoadOp(i8, self._at(offset), alignment=1).result))
+
+    def store_byte(self, offset: Any, value: fx.Int32) -> None:
+        """Store the low byte of ``value``."""
+        byte = arith.trunci(ir.IntegerType.get_signless(8), as_ir_value(value))
+        llvm.StoreOp(byte, self._at(offset), alignment=1)
+
     def fetch_or(self, offset: Any, bits: fx.Int32) -> None:
         """Set ``bits`` of the word at ``offset``; any number of lanes may at once."""
         llvm.atomicrmw(
@@ -185,6 +200,59 @@ def vector_f32(items: Sequence[Any]) -> fx.Vector:
 def shuffle_xor(value: Any, distance: int) -> Any:
     """The value of the lane whose index differs in the bits of ``distance``."""
     return gpu.shuffle_xor(value, distance, WAVE)
+
+
+def _dpp(value: Any, control: int, neutral: Any = None, rows: int = 0xF) -> Any:
+    """``value`` of the lane that ``control`` names. With ``neutral``, that in rows of 16 lanes that are not
+    in
+    ``rows``; without, every lane must have a source, which lets the compiler fold the access."""
+    if isinstance(value, fx.Float32):
+        bits = None if neutral is None else f32_bits(neutral)
+        return bits_f32(_dpp(f32_bits(value), control, bits, rows))
+    old = llvm.UndefOp(_i32()).result if neutral is None else as_ir_value(neutral)
+    out = raw.update_dpp(_i32(), old, as_ir_value(value), control, rows, 0xF, neutral is None)
+    return fx.Int32(out)
+
+
+_QUAD_XOR = {1: 0xB1, 2: 0x4E}
+_ROW_ROTATE = 0x120
+_ROW_BROADCAST_15, _ROW_BROADCAST_31 = 0x142, 0x143
+
+
+def quad_xor(value: Any, distance: int) -> Any:
+    """The value of the lane whose index differs in ``distance`` (1 or 2); no LDS traffic."""
+    return _dpp(value, _QUAD_XOR[distance])
+
+
+def _last_lane(value: Any, combine: Callable[[Any, Any], Any], neutral: Any) -> Any:
+    for distance in (1, 2):
+        value = combine(value, quad_xor(value, distance))
+    for lanes in (4, 8):
+        value = combine(value, _dpp(value, _ROW_ROTATE + lanes))
+    value = combine(value, _dpp(value, _ROW_BROADCAST_15, neutral, 0xA))
+    return combine(value, _dpp(value, _ROW_BROADCAST_31, neutral, 0xC))
+
+
+def last_lane_sum(value: fx.Float32) -> fx.Float32:
+    """The sum over the wave, in lane 63 only."""
+    return _last_lane(value, lambda a, b: a + b, fx.Float32(0.0))
+
+
+def wave_max(value: fx.Int32) -> fx.Int32:
+    """The largest value of the wave, in every lane and known to be uniform."""
+    top = _last_lane(value, lambda a, b: fx.max(a, b), fx.Int32(-(1 << 31)))
+    return fx.Int32(raw.readlane(_i32(), as_ir_value(top), as_ir_value(fx.Int32(63))))
+
+
+def first_lane_where(condition: Any) -> fx.Int32:
+    """The lowest lane of the wave where ``condition`` holds, -1 if none; uniform."""
+    i64 = ir.IntegerType.get_signless(64)
+    mask = raw.ballot(i64, as_ir_value(condition))
+    where = llvm.call_intrinsic(
+        i64, "llvm.cttz.i64", [mask, arith.constant(ir.IntegerType.get_signless(1), 0)], [], []
+    )
+    none = arith.cmpi(arith.CmpIPredicate.eq, mask, arith.constant(i64, 0))
+    return fx.Int32(arith.select(none, as_ir_value(fx.Int32(-1)), arith.trunci(_i32(), where)))
 
 
 def shuffle_from(value: fx.Int32, lane: Any) -> fx.Int32:

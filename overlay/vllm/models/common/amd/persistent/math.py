@@ -66,6 +66,14 @@ def magnitude(x: fx.Float32) -> fx.Float32:
     return _intrinsic("llvm.fabs.f32", x)
 
 
+def largest_magnitude(values: list[Any]) -> fx.Int32:
+    """The bits of the largest |x|, which order as unsigned integers do; a NaN is above every number."""
+    out = dev.f32_bits(values[0]) & 0x7FFFFFFF
+    for value in values[1:]:
+        out = dev.unsigned_max(out, dev.f32_bits(value) & 0x7FFFFFFF)
+    return out
+
+
 def unpack_bf16(pair: fx.Int32) -> tuple[fx.Float32, fx.Float32]:
     """The two bf16 of a word, low half first."""
     return dev.bits_f32(pair << 16), dev.bits_f32(pair & dev.i32(0xFFFF0000))
@@ -90,13 +98,14 @@ def softplus(x: fx.Float32) -> fx.Float32:
     return maximum(x, fx.Float32(0.0)) + log1p
 
 
-def mx_code(amax: fx.Float32) -> fx.Int32:
-    """The E8M0 code of a block whose largest magnitude is ``amax``: ceil(log2(amax / 448)) + 127, at least 0.
+def mx_code(amax: fx.Int32) -> fx.Int32:
+    """The E8M0 code of a block whose largest magnitude has the bits ``amax``: ceil(log2(amax / 448)) + 127,
+    at
+    least 0.
 
     448 is 1.75 x 2^8, so the exponent is rounded up where the mantissa is above 1.75."""
-    bits = dev.f32_bits(amax) + 0x1FFFFF
-    code = dev.shift_right(bits, 23) - 8
-    return (code < 0).select(fx.Int32(0), code)
+    exponent = dev.shift_right(amax + 0x1FFFFF, 23)
+    return dev.unsigned_max(exponent, fx.Int32(8)) - 8
 
 
 def mx_inverse(code: fx.Int32) -> fx.Float32:

@@ -55,14 +55,26 @@ class Region:
         return out
 
 
-class Layout:
-    """The regions of one allocation, in order, each ``REGION_ALIGNMENT``-aligned; attribute access by
-    name."""
+@dataclass(frozen=True)
+class Overlap:
+    """Groups of regions that begin at the same place: no two groups are in use at the same time."""
 
-    def __init__(self, regions: Sequence[Region]) -> None:
+    groups: tuple[tuple[Region, ...], ...]
+
+
+class Layout:
+    """The regions of one allocation, in order, each aligned to ``REGION_ALIGNMENT``; attributes by name."""
+
+    def __init__(self, regions: Sequence[Region | Overlap]) -> None:
         self._regions: dict[str, Region] = {}
         end = 0
-        for region in regions:
+        for entry in regions:
+            groups = entry.groups if isinstance(entry, Overlap) else ((entry,),)
+            end = max(self._put(group, end) for group in groups)
+        self.size = end
+
+    def _put(self, group: Sequence[Region], end: int) -> int:
+        for region in group:
             if region.name in self._regions:
                 raise ValueError(f"two regions are named {region.name!r}")
             if region.item_bytes <= 0 or any(extent <= 0 for extent in region.shape):
@@ -72,7 +84,7 @@ class Layout:
             placed = Region(region.name, region.shape, region.item_bytes, end)
             self._regions[region.name] = placed
             end = -(-(end + placed.size) // REGION_ALIGNMENT) * REGION_ALIGNMENT
-        self.size = end
+        return end
 
     def __getattr__(self, name: str) -> Region:
         try:

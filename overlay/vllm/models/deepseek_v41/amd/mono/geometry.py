@@ -26,6 +26,9 @@ WAVES = THREADS // 64
 TILE = 16
 K_STEP = 128
 
+# Experts of one router workgroup.
+ROUTER_EXPERTS = 8
+
 SUPPORTED_TP = (2, 4)
 # (experts, picks): the backbone's layers, the draft's.
 SUPPORTED_EXPERTS = ((384, 6), (128, 3))
@@ -58,11 +61,6 @@ class FfnGeometry:
     def row_tiles(self) -> int:
         """Tiles of 16 step rows."""
         return -(-self.rows // TILE)
-
-    @property
-    def published(self) -> bool:
-        """Whether the collapsed rows are published instead of handed over in tagged words."""
-        return self.row_tiles > 1
 
     @property
     def columns(self) -> int:
@@ -101,8 +99,14 @@ class FfnGeometry:
 
     @property
     def router_tiles(self) -> int:
-        """Tiles of 16 experts."""
-        return self.experts // TILE
+        """Workgroups of the router."""
+        return self.experts // ROUTER_EXPERTS
+
+    @property
+    def router_fold(self) -> int:
+        """Parts of the hidden size that one matrix instruction of the router takes side by side: with at most
+        eight rows and eight experts, the other half of its rows and columns does another part."""
+        return 2 if self.rows <= TILE // 2 else 1
 
     @property
     def slots(self) -> int:

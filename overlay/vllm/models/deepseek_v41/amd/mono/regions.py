@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 from vllm.models.common.amd.persistent.handoff import CONTROL_BYTES, mailbox
-from vllm.models.common.amd.persistent.regions import Layout, Region
+from vllm.models.common.amd.persistent.regions import Layout, Overlap, Region
 
-from .geometry import HIDDEN, MIXES, STREAMS, WAVES, WORKGROUPS, FfnGeometry
+from .geometry import HIDDEN, MIXES, STREAMS, TILE, WAVES, WORKGROUPS, FfnGeometry
 
 # Mixes of a seam, and the residual's sum of squares.
 SEAM_SUMS = MIXES + 1
-# 32 fp8 values of a block are eight words.
-BLOCK_WORDS = 8
-# A row of the pick tables in LDS: two 16-byte loads.
-PICK_ROW = 8
+NO_SLOT = 0xFF
+# Codes of one lane: a byte for each 128 k of its wave.
+CODE_BYTES = 8
+# A row of operands starts four banks after the one before.
+OPERAND_ROW = HIDDEN + 16
 
 
 def symmetric(g: FfnGeometry) -> Layout:
@@ -30,16 +31,15 @@ def symmetric(g: FfnGeometry) -> Layout:
 
 def workspace(g: FfnGeometry) -> Layout:
     """Mailboxes between a rank's workgroups."""
-    if g.published:
-        collapsed = [Region("collapsed", (g.rows, HIDDEN // 2), 4), mailbox("collapsed_ready", WORKGROUPS)]
-    else:
-        collapsed = [mailbox("collapsed", g.rows, HIDDEN // 2)]
     return Layout(
         [
-            *collapsed,
+            Region("collapsed", (g.rows, HIDDEN // 2), 4),
+            mailbox("collapsed_ready", WORKGROUPS),
             mailbox("seam_sums", g.rows, SEAM_SUMS, WORKGROUPS),
             mailbox("logits", g.rows, g.experts),
-            mailbox("intermediate", g.rows, g.slots, g.blocks, BLOCK_WORDS),
+            Region("intermediate", (g.rows, g.slots, g.share), 1),
+            # The word of block 4 step + group: its code in the aux bits. Two words are one load.
+            mailbox("blocks_ready", g.rows, g.slots, 4, -(-g.down_steps // 2) * 2),
         ]
     )
 
@@ -48,18 +48,32 @@ def lds(g: FfnGeometry) -> Layout:
     """LDS of a workgroup, in bytes."""
     return Layout(
         [
-            # Partial sums of the waves: gate/up is the largest user (four tiles of 16 outputs).
-            Region("partial", (WAVES, 4 * g.row_tiles, 64, 4), 4),
+            Overlap(
+                (
+                    # Partial sums of the waves: gate/up is the largest user (four tiles of 16 outputs).
+                    (Region("partial", (WAVES, 4 * g.row_tiles, 64, 4), 4),),
+                    # Operands on their way to registers.
+                    (
+                        Region("activations", (min(g.rows, TILE), OPERAND_ROW), 1),
+                        Region("codes", (min(g.rows, TILE), WAVES, 4, CODE_BYTES), 1),
+                    ),
+                )
+            ),
             Region("norm", (HIDDEN // 2,), 4),
             Region("streams", (g.rows, STREAMS, g.columns), 4),
             # A row of weights starts four banks after the one before.
             Region("mix_weights", (MIXES, STREAMS * g.columns + 4), 4),
-            Region("squares", (WAVES, g.row_tiles, 16), 4),
+            # Rows past the last are where turns without a row add up.
+            Region("squares", (g.rows + 1, 10), 4),
+            Region("rstd", (g.rows,), 4),
+            Region("router_squares", (WAVES, TILE), 4),
             Region("mixes", (32,), 4),
-            Region("pick_expert", (g.rows, PICK_ROW), 4),
-            Region("pick_weight", (g.rows, PICK_ROW), 4),
+            Region("pick_expert", (g.rows, g.picks), 4),
+            Region("pick_weight", (g.rows, g.picks), 4),
             Region("active_bits", (g.experts // 32,), 4),
             Region("active", (g.max_active,), 4),
-            Region("active_count", (1,), 4),
+            # Slot of an active expert for a row; NO_SLOT if the row has not picked it.
+            Region("slot_of", (g.max_active, g.row_tiles * TILE), 1),
+            Region("index_of", (g.experts,), 4),
         ]
     )

@@ -20,8 +20,9 @@ from vllm.models.common.amd.persistent.isa.base import Isa
 
 from .. import regions
 from ..geometry import HIDDEN, THREADS, WORKGROUPS, FfnGeometry
-from ..stages.activations import CollapsedRows, NormedTile, load_norm, quantise
+from ..stages.activations import Activations, load_norm
 from ..stages.all_reduce import exchange
+from ..stages.collapsed import CollapsedRows
 from ..stages.context import Context
 from ..stages.down import Down
 from ..stages.gate_up import GateUp
@@ -141,17 +142,11 @@ def _run(ctx: Context) -> None:
     attention = exchange(ctx, ctx.symmetric.attention, ATTENTION_REDUCE, place.item, place.active, partial)
     seam.fold(place.row, place.word, place.active, attention)
     collapsed.announce()
-
-    operands = []
-    collapsed.await_slices()
-    for tile in range(g.row_tiles):
-        normed = NormedTile(ctx, tile, collapsed.tile(tile))
-
-        @dev.when(router.mine)
-        def _(tile: int = tile, normed: Any = normed) -> None:
-            router.send_logits(tile, normed)
-
-        operands.append(quantise(ctx, normed))
+    collapsed.wait()
+    router.send_logits()
+    activations = Activations(ctx)
+    activations.norms()
+    operands = [activations.operands(tile) for tile in range(g.row_tiles)]
     seam.send_sums()
     gate_up = GateUp(ctx, operands)
     gate_up.shared()

@@ -19,12 +19,11 @@ from typing import Any
 import flydsl.expr as fx
 from vllm.models.common.amd.persistent import device as dev
 from vllm.models.common.amd.persistent import math as m
-from vllm.models.common.amd.persistent.handoff import Receiver
+from vllm.models.common.amd.persistent.handoff import WORD_BYTES, Receiver
 from vllm.models.common.amd.persistent.isa.base import Code
 
 from ..geometry import HIDDEN, K_STEP, MX_BLOCK, TILE, WAVES
-from ..regions import BLOCK_WORDS
-from .activations import HALVES, block_code
+from .activations import HALVES
 from .context import Context
 from .routing import pick_of
 
@@ -51,8 +50,7 @@ class Down:
         start = [zero] * (g.row_tiles * _PARTS)
 
         def one(index: Any, carried: list[Any]) -> list[Any]:
-            expert = dev.uniform(ctx.shared.load(ctx.lds.active.at(index)))
-            return self._add_expert(expert, carried)
+            return self._add_expert(index, carried)
 
         total = dev.loop(ctx.wave, num_active, WAVES, start, one)
         total = self._add_shared(total)
@@ -61,69 +59,67 @@ class Down:
         dev.barrier()
 
     # ---- intermediate rows as operands
-    def _receive(self, tile: int, slot: Any, steps: list[Any]) -> list[tuple[Any, Any]]:
-        """(words, code) operands of the intermediate rows in ``slot`` of a tile's rows, one for each K step
-        index; zero in lanes whose slot is negative."""
+    def _wait(self, tile: int, slot: Any, first: Any, count: int) -> tuple[list[Any], Any]:
+        """Wait for the blocks of ``count`` K steps from step ``first`` in ``slot`` of a tile's rows.
+        Returns a
+        code for each step and the offset of the bytes; past the end in lanes whose slot is negative."""
         ctx, g = self.ctx, self.ctx.geometry
         row = ctx.row + tile * TILE
         has = slot >= 0
         past = fx.Int32(dev.PAST_END)
-        first = ctx.group // 2 * BLOCK_WORDS + ctx.group % 2 * 4
-        base = has.select(ctx.workspace.intermediate.at(row, slot) + first * 8, past)
+        ready = has.select(ctx.workspace.blocks_ready.at(row, slot, ctx.group, first), past)
         offsets, real = [], []
-        for step in steps:
-            for half in range(HALVES):
-                block = step * 4 + half * 2
-                at = base + block * (BLOCK_WORDS * 8)
-                there = has
-                if not (isinstance(step, int) and block + 1 < g.blocks):
-                    # A lane without a block reads zeros past the end; it must not wait for them.
-                    inside = ctx.group // 2 + block < g.blocks
-                    there, at = has & inside, inside.select(at, past)
-                for pair in range(2):
-                    offsets.append(at + pair * 16)
-                    real.append(there)
-        vectors = Receiver(ctx.launch, self.stage).pairs(ctx.work, offsets, real, slot & 0xF)
-        out = []
-        for i in range(len(steps)):
-            four = vectors[i * 4 : i * 4 + 4]
-            words = [v[j] for v in four for j in (0, 2)]
-            codes = [(four[2 * half][1] & 0xFF) for half in range(HALVES)]
-            out.append((dev.vector_i32(words), Code(block_code(ctx, codes[0], codes[1]))))
-        return out
+        for i in range(count):
+            step = first + i
+            offsets.append(ready + i * WORD_BYTES)
+            # The last step may have blocks in some groups only; words of the others are never sent.
+            whole = isinstance(step, int) and step * 4 + 3 < g.blocks
+            real.append(has if whole else has & (step * 4 + ctx.group < g.blocks))
+        words = Receiver(ctx.launch, self.stage).words(ctx.work, offsets, real, slot & 0xF)
+        bytes_at = has.select(ctx.workspace.intermediate.at(row, slot) + ctx.group * 16, past)
+        return [Code(word[1]) for word in words], bytes_at
+
+    def _bytes(self, at: Any, step: Any, count_check: bool) -> Any:
+        """Eight words of one K step; zeros past the last block."""
+        ctx, g = self.ctx, self.ctx.geometry
+        halves = []
+        for half in range(HALVES):
+            where = at + step * K_STEP + half * 64
+            if count_check:
+                k = step * K_STEP + half * 64 + ctx.group * 16
+                where = (k < g.share).select(where, fx.Int32(dev.PAST_END))
+            halves.append(ctx.work.load(where, 4, dev.DEVICE))
+        return dev.vector_i32([half[i] for half in halves for i in range(4)])
 
     # ---- routed
-    def _add_expert(self, expert: Any, total: list[Any]) -> list[Any]:
+    def _add_expert(self, index: Any, total: list[Any]) -> list[Any]:
         ctx, g = self.ctx, self.ctx.geometry
-        steps = range(g.down_steps)
+        expert = dev.uniform(ctx.shared.load(ctx.lds.active.at(index)))
+        weights = _ExpertWeights(self, expert)
+        codes = [weights.codes(part) for part in range(_PARTS)]
         # One tile of rows leaves room for an expert's weights to be on their way while its rows are awaited;
         # several tiles share the registers, so the weights come with the rows.
         early = g.row_tiles == 1
-        weights = _ExpertWeights(self, expert)
-        codes = [weights.codes(part) for part in range(_PARTS)]
+        steps = range(g.down_steps)
         loaded = {(part, step): weights.load(part, step) for step in steps for part in range(_PARTS) if early}
-        picks = []
+        picks, waited = [], []
         for tile in range(g.row_tiles):
             row = ctx.row + tile * TILE
-            inside = row < g.rows
-            slot, weight = pick_of(ctx, inside.select(row, fx.Int32(0)), expert)
-            picks.append((inside.select(slot, fx.Int32(-1)), weight))
-        zero = dev.vector_f32([fx.Float32(0.0)] * 4)
-        acc = [zero] * len(total)
-        at_once = (5 if early else 3) if g.down_steps <= 5 else (3 if early else 2)
-        for first in range(0, g.down_steps, at_once):
-            chunk = list(steps)[first : first + at_once]
+            picks.append(pick_of(ctx, row, index))
+            waited.append(self._wait(tile, picks[tile][0], 0, g.down_steps))
+        acc = [dev.vector_f32([fx.Float32(0.0)] * 4)] * len(total)
+        for step in steps:
             if not early:
-                loaded = {(part, step): weights.load(part, step) for step in chunk for part in range(_PARTS)}
+                loaded = {(part, step): weights.load(part, step) for part in range(_PARTS)}
             for tile in range(g.row_tiles):
-                received = self._receive(tile, picks[tile][0], chunk)
-                for step, (words, code) in zip(chunk, received, strict=True):
-                    for part in range(_PARTS):
-                        at = tile * _PARTS + part
-                        acc[at] = ctx.isa.mfma_fp4(
-                            loaded[part, step], codes[part][step], words, code, acc[at]
-                        )
-                ctx.fence()
+                row_codes, at = waited[tile]
+                words = self._bytes(at, step, step * 4 + 3 >= g.blocks)
+                for part in range(_PARTS):
+                    where = tile * _PARTS + part
+                    acc[where] = ctx.isa.mfma_fp4(
+                        loaded[part, step], codes[part][step], words, row_codes[step], acc[where]
+                    )
+            ctx.fence()
         return [
             dev.vector_f32([m.fused(acc[at][i], picks[at // _PARTS][1], before[i]) for i in range(4)])
             for at, before in enumerate(total)
@@ -155,10 +151,11 @@ class Down:
                 row = ctx.row + tile * TILE
                 inside = row < g.rows
                 slot = inside.select(fx.Int32(g.picks), fx.Int32(-1))
-                ((words, code),) = self._receive(tile, slot, [step])
+                (code,), at = self._wait(tile, slot, step, 1)
+                words = self._bytes(at, step, True)
                 for part in range(_PARTS):
-                    at = tile * _PARTS + part
-                    out[at] = ctx.isa.mfma_fp8(operands[part], lane_codes[part], words, code, out[at])
+                    where = tile * _PARTS + part
+                    out[where] = ctx.isa.mfma_fp8(operands[part], lane_codes[part], words, code, out[where])
                 ctx.fence()
         return out
 

@@ -2,7 +2,7 @@
 """Gate and up projections with the activation between, of the routed experts and of the shared one.
 
 Inputs: MXFP8 activations in registers, the weights in the layouts of the loader. Output: one MX block of the
-intermediate row for every (step row, slot): eight mailbox words of four e4m3, each with the block's code.
+intermediate row for every (step row, slot): 32 e4m3 bytes, then a mailbox word with the block's code.
 
 Work split: a task is one expert and one block of 32 intermediate columns, that is two tiles of 16 gate and
 two of 16 up outputs; the waves divide the hidden size and add through LDS, one wave a tile of rows
@@ -19,7 +19,6 @@ gate and up rounded to bf16, silu rounded to bf16, product rounded to bf16. Then
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import flydsl.expr as fx
@@ -50,54 +49,48 @@ class GateUp:
         ctx, g = self.ctx, self.ctx.geometry
 
         def one(task: Any, carried: list[Any]) -> list[Any]:
-            expert = dev.uniform(ctx.shared.load(ctx.lds.active.at(task // g.blocks)))
-            self._routed_task(expert, task % g.blocks)
+            self._routed_task(task // g.blocks, task % g.blocks)
             return carried
 
         dev.loop(ctx.workgroup, num_active * g.blocks, WORKGROUPS, [], one)
 
-    def _routed_task(self, expert: Any, block: Any) -> None:
+    def _routed_task(self, index: Any, block: Any) -> None:
         ctx, g = self.ctx, self.ctx.geometry
+        expert = dev.uniform(ctx.shared.load(ctx.lds.active.at(index)))
         tile_bytes = TILE * HIDDEN // 2
         expert_bytes = 2 * g.padded_share * HIDDEN // 2
         expert_codes = 2 * g.padded_share * _CODE_COLUMNS
         weights = dev.Buffer(ctx.args.w13 + fx.Int64(expert) * expert_bytes, expert_bytes)
         codes = dev.Buffer(ctx.args.w13_scale + fx.Int64(expert) * expert_codes, expert_codes)
-        first_step = ctx.wave * self.steps
-        at = block * (_TILES * tile_bytes) + first_step * 1024 + ctx.lane * 16
-        odd = first_step % 2 == 1
+        at = block * (_TILES * tile_bytes) + ctx.wave * 1024 + ctx.lane * 16
         acc = self._zeros()
         for pair in range(2):
             operands = [
                 [
-                    weights.load(at + ((2 * pair + which) * tile_bytes + step * 1024), 4, dev.STREAM)
+                    weights.load(at + ((2 * pair + which) * tile_bytes + step * WAVES * 1024), 4, dev.STREAM)
                     for which in range(2)
                 ]
                 for step in range(self.steps)
             ]
             # A word has the codes of one gate and one up row for two K steps: gate, up, gate, up from the low
-            # byte.
-            row_at = (block * 2 + pair) * (_CODE_COLUMNS // 8) + first_step // 2
+            # byte. A wave's K steps are all even or all odd.
+            row_at = (block * 2 + pair) * (_CODE_COLUMNS // 8) + ctx.wave // 2
             words = [
-                codes.load(((row_at + i) * 64 + ctx.lane) * 4, 1, dev.STREAM)
-                for i in range(self.steps // 2 + 1)
+                codes.load(((row_at + i * WAVES // 2) * 64 + ctx.lane) * 4, 1, dev.STREAM)
+                for i in range(self.steps)
             ]
-            # An odd wave begins in the middle of a word.
-            words = [*words, fx.Int32(0)]
-            words = [
-                odd.select(dev.shift_right(low, 16) | (high << 16), low) for low, high in pairwise(words)
-            ]
+            words = [dev.shift_right(word, ctx.wave % 2 * 16) for word in words]
             for step in range(self.steps):
                 for which in range(2):
                     tile = 2 * pair + which
-                    code = Code(words[step // 2], 2 * (step % 2) + which)
+                    code = Code(words[step], which)
                     for rows in range(g.row_tiles):
                         x = self.operands[rows][step]
                         acc[tile][rows] = ctx.isa.mfma_fp4(
                             operands[step][which], code, x.words, x.code, acc[tile][rows]
                         )
             ctx.fence()
-        self._finish(acc, block, lambda row: pick_of(ctx, row, expert)[0], self._routed_product)
+        self._finish(acc, block, lambda row: pick_of(ctx, row, index)[0], self._routed_product)
 
     # ---- the shared expert
     def shared(self) -> None:
@@ -113,15 +106,15 @@ class GateUp:
         ctx, g = self.ctx, self.ctx.geometry
         weights = dev.Buffer(ctx.args.shared_w13)
         codes = dev.Buffer(ctx.args.shared_w13_scale)
-        k = ctx.wave * g.wave_k
         acc = self._zeros()
         for step in range(self.steps):
+            k = (ctx.wave + step * WAVES) * K_STEP
             for which in range(2):  # gate, up
                 first_row = which * g.share + block * MX_BLOCK
-                code_at = (which * g.blocks + block) * _CODE_COLUMNS + k // MX_BLOCK + step * 4 + ctx.group
+                code_at = (which * g.blocks + block) * _CODE_COLUMNS + k // MX_BLOCK + ctx.group
                 code = Code(codes.load_byte(code_at))
                 for pair in range(2):
-                    at = (first_row + pair * TILE + ctx.row) * HIDDEN + k + step * K_STEP + ctx.group * 16
+                    at = (first_row + pair * TILE + ctx.row) * HIDDEN + k + ctx.group * 16
                     halves = [weights.load(at + half * 64, 4, dev.STREAM) for half in range(2)]
                     operand = dev.vector_i32([half[i] for half in halves for i in range(4)])
                     for rows in range(g.row_tiles):
@@ -190,18 +183,25 @@ class GateUp:
         inside = row < g.rows
         row = inside.select(row, fx.Int32(0))
         middle = [product(sums[2 * pair], sums[2 * pair + 1]) for pair in range(2)]
-        amax = fx.Float32(0.0)
-        for value in middle[0] + middle[1]:
-            amax = m.maximum(amax, m.magnitude(value))
+        amax = m.largest_magnitude(middle[0] + middle[1])
         for distance in (16, 32):
-            amax = m.maximum(amax, dev.shuffle_xor(amax, distance))
+            amax = dev.unsigned_max(amax, dev.shuffle_xor(amax, distance))
         code = m.mx_code(amax)
         inverse = m.mx_inverse(code)
         slot = slot_of(row)
+        has = inside & (slot >= 0)
 
-        @dev.when(inside & (slot >= 0))
+        @dev.when(has)
         def _() -> None:
             for pair in range(2):
                 payload = ctx.isa.pack_fp8([x * inverse for x in middle[pair]])
-                at = ctx.workspace.intermediate.at(row, slot, block, pair * 4 + ctx.group)
-                send(ctx.work, at, payload, tag_word(ctx.launch.tag, code), dev.DEVICE)
+                at = ctx.workspace.intermediate.at(row, slot, block * MX_BLOCK + pair * TILE + ctx.group * 4)
+                ctx.work.store(at, payload, dev.DEVICE)
+
+        # The block's word follows its bytes, which one wave stores.
+        dev.drain()
+
+        @dev.when(has & (ctx.group == 0))
+        def _() -> None:
+            at = ctx.workspace.blocks_ready.at(row, slot, block % 4, block // 4)
+            send(ctx.work, at, fx.Int32(0), tag_word(ctx.launch.tag, code), dev.DEVICE)

@@ -35,7 +35,7 @@ from ..geometry import (
     WORKGROUPS,
 )
 from ..regions import SEAM_SUMS
-from .activations import CollapsedRows
+from .collapsed import CollapsedRows
 from .context import Context
 
 _ROW_BYTES = HIDDEN * 2
@@ -100,7 +100,7 @@ class HyperConnection:
 
         @dev.when(active)
         def _() -> None:
-            self.collapsed.send(row, word, packed)
+            self.collapsed.store(row, word, packed)
             out = dev.Buffer(ctx.args.residual_out)
             for j in range(STREAMS):
                 out.store(self._residual_at + j * _ROW_BYTES, new_words[j])

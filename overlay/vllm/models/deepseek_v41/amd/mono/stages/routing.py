@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Router: logits by some workgroups, the choice of experts by every one.
 
-Inputs: the normed rows in bf16 (registers), the gate's weights bf16 [experts, 5120] and bias f32 [experts].
+Inputs: the collapsed rows (workspace), the norm's and the gate's weights, bias f32 [experts].
 Outputs: logits f32 (mailbox); in LDS of every workgroup the picks of every row, their weights, and the list
 of experts that some row picked, in ascending order.
 
-Work split: a workgroup does 16 experts, its waves divide the hidden size. Choosing 6 of 384 for a few rows is
-little, so every workgroup does it and none waits for the result.
+Work split: a workgroup does 8 experts, its waves divide the hidden size; up to 8 rows leave half of a matrix
+instruction's rows and columns, which then do another part of the hidden size. Choosing 6 of 384 for a few
+rows is little, so every workgroup does it and none waits for the result.
 
 Numerics: bf16 products summed in fp32; score = sqrt(softplus(logit)); chosen by score + bias, ties to the
 lowest expert id; weight = score / sum of the chosen scores x 1.5. A NaN ranks below every number, so that a
@@ -22,9 +23,8 @@ from vllm.models.common.amd.persistent import device as dev
 from vllm.models.common.amd.persistent import math as m
 from vllm.models.common.amd.persistent.handoff import Receiver, send, tag_word
 
-from ..geometry import HIDDEN, K_STEP, ROUTED_SCALING, TILE, WAVES
-from ..regions import PICK_ROW
-from .activations import HALVES, NormedTile
+from ..geometry import HIDDEN, NORM_EPSILON, ROUTED_SCALING, ROUTER_EXPERTS, THREADS, TILE, WAVES
+from ..regions import NO_SLOT
 from .context import Context
 
 # Keys of the choice are order-preserving integers; these two rank below every number.
@@ -38,61 +38,130 @@ class Router:
     def __init__(self, ctx: Context, stage_choose: int) -> None:
         self.ctx, self.stage_choose = ctx, stage_choose
 
-    @property
-    def mine(self) -> Any:
-        """Whether this workgroup has a tile of experts."""
-        return self.ctx.workgroup < self.ctx.geometry.router_tiles
-
     # ---- logits
-    def _gate(self) -> tuple[dev.Buffer, Any]:
-        """The gate's weights, and where this lane's begin: expert row ``row`` of the tile, k of its group."""
+    def _fold(self) -> tuple[int, Any, Any]:
+        """(parts side by side, this lane's row or expert of them, the first k of its part and group)."""
         ctx = self.ctx
-        k = ctx.wave * ctx.geometry.wave_k + ctx.group * 16
-        expert = ctx.workgroup * TILE + ctx.row
-        return dev.Buffer(ctx.args.gate_weight, ctx.geometry.experts * HIDDEN * 2), (expert * HIDDEN + k) * 2
+        fold = ctx.geometry.router_fold
+        across = TILE // fold
+        k = ctx.wave * ctx.geometry.wave_k + ctx.row // across * (ctx.geometry.wave_k // fold)
+        return fold, ctx.row % across, k + ctx.group * 16
+
+    def _gate(self) -> tuple[dev.Buffer, Any]:
+        """The gate's weights, and where this lane's begin; past the end in lanes without an expert."""
+        ctx = self.ctx
+        _, which, k = self._fold()
+        at = ((ctx.workgroup * ROUTER_EXPERTS + which) * HIDDEN + k) * 2
+        at = (which < ROUTER_EXPERTS).select(at, fx.Int32(dev.PAST_END))
+        return dev.Buffer(ctx.args.gate_weight, ctx.geometry.experts * HIDDEN * 2), at
+
+    def _halves(self) -> int:
+        """Halves of 64 k of one lane."""
+        return self.ctx.geometry.wave_k // self.ctx.geometry.router_fold // 64
 
     def warm_gate(self) -> None:
         """Bring this workgroup's gate weights to the XCD's L2 while the attention output is on its way."""
         ctx = self.ctx
         gate, base = self._gate()
 
-        @dev.when(self.mine)
+        @dev.when(ctx.workgroup < ctx.geometry.router_tiles)
         def _() -> None:
-            for step in range(ctx.hidden_steps):
-                for half in range(HALVES):
-                    gate.warm(base + (step * K_STEP + half * 64) * 2)
+            for half in range(self._halves()):
+                gate.warm(base + half * 128)
 
-    def send_logits(self, tile: int, normed: NormedTile) -> None:
-        """Logits of this workgroup's experts for one tile of rows. Holds two barriers, so that every wave of
-        the workgroup comes here or none does."""
-        ctx, lds = self.ctx, self.ctx.lds
-        gate, base = self._gate()
+    def send_logits(self) -> None:
+        """Logits of this workgroup's experts for every row, if it has experts."""
+        ctx = self.ctx
+
+        @dev.when(ctx.workgroup < ctx.geometry.router_tiles)
+        def _() -> None:
+            for tile in range(ctx.geometry.row_tiles):
+                self._tile_logits(tile)
+
+    def _tile_logits(self, tile: int) -> None:
+        """Three barriers."""
+        ctx, g, lds = self.ctx, self.ctx.geometry, self.ctx.lds
+        fold, which, k = self._fold()
+        gate, gate_at = self._gate()
+        row = which + tile * TILE
+        at = (row < g.rows).select(ctx.workspace.collapsed.at(row, k // 2), fx.Int32(dev.PAST_END))
+        held = g.rows <= TILE  # otherwise the rows are read again below
+        runs = [self._run(at, half) for half in range(self._halves())]
+        squares = fx.Float32(0.0)
+        for run in runs:
+            for word in run:
+                low, high = m.unpack_bf16(word)
+                squares = m.fused(high, high, m.fused(low, low, squares))
+            ctx.fence()
+        rstd = self._reciprocal_norm(squares, fold)
         acc = dev.vector_f32([fx.Float32(0.0)] * 4)
-        for step in range(ctx.hidden_steps):
-            for half, run in enumerate(normed.halves(step)):
-                for part in range(2):
-                    weights = gate.load(base + (step * K_STEP + half * 64 + part * 8) * 2, 4)
-                    operand = dev.vector_i32(run[part * 4 : part * 4 + 4])
-                    acc = ctx.isa.mfma_bf16(weights, operand, acc)
+        for half in range(self._halves()):
+            words = dev.pin(dev.vector_i32(runs[half])) if held else self._run(at, half)
+            normed = self._normed(words, k + half * 64, rstd)
+            for part in range(2):
+                weights = gate.load(gate_at + half * 128 + part * 16, 4)
+                operand = dev.vector_i32(normed[part * 4 : part * 4 + 4])
+                acc = ctx.isa.mfma_bf16(weights, operand, acc)
             ctx.fence()
         ctx.shared.store(lds.partial.at(ctx.wave, 0, ctx.lane), acc)
         dev.barrier()
 
         @dev.when(ctx.wave == 0)
         def _() -> None:
-            total = ctx.shared.load(lds.partial.at(0, 0, ctx.lane), 4).bitcast(fx.Float32)
-            for wave in range(1, WAVES):
-                total = total + ctx.shared.load(lds.partial.at(wave, 0, ctx.lane), 4).bitcast(fx.Float32)
-            row = ctx.row + tile * TILE
-            expert = ctx.workgroup * TILE + ctx.group * 4
-
-            @dev.when(row < ctx.geometry.rows)
-            def _() -> None:
-                for i in range(4):
-                    at = ctx.workspace.logits.at(row, expert + i)
-                    send(ctx.work, at, dev.f32_bits(total[i]), tag_word(ctx.launch.tag), dev.DEVICE)
+            self._send_tile(tile, fold, which)
 
         dev.barrier()
+
+    def _run(self, at: Any, half: int) -> list[Any]:
+        work = self.ctx.work
+        return [x for quad in range(2) for x in _words(work.load(at + half * 128 + quad * 16, 4))]
+
+    def _reciprocal_norm(self, squares: Any, fold: int) -> Any:
+        ctx, lds = self.ctx, self.ctx.lds
+        for distance in (16, 32, 8)[: 2 + (fold == 2)]:
+            squares = squares + dev.shuffle_xor(squares, distance)
+
+        @dev.when(ctx.group == 0)
+        def _() -> None:
+            ctx.shared.store(lds.router_squares.at(ctx.wave, ctx.row), squares)
+
+        dev.barrier()
+        total = fx.Float32(0.0)
+        for wave in range(WAVES):
+            total = total + dev.bits_f32(ctx.shared.load(lds.router_squares.at(wave, ctx.row)))
+        return m.reciprocal_sqrt(total * (1.0 / HIDDEN) + NORM_EPSILON)
+
+    def _normed(self, words: Any, k: Any, rstd: Any) -> list[Any]:
+        """Eight bf16 pairs after the norm."""
+        ctx = self.ctx
+        at = ctx.lds.norm.at(k // 2)
+        weights = [x for quad in range(2) for x in _words(ctx.shared.load(at + 16 * quad, 4))]
+        out = []
+        for i in range(8):
+            low, high = m.unpack_bf16(words[i])
+            low_weight, high_weight = m.unpack_bf16(weights[i])
+            out.append(ctx.isa.pack_bf16(low * rstd * low_weight, high * rstd * high_weight))
+        return out
+
+    def _send_tile(self, tile: int, fold: int, which: Any) -> None:
+        """Lane (g, r) of the sum has experts 4 g .. of row r; of folded parts, those on the diagonal."""
+        ctx, g, lds = self.ctx, self.ctx.geometry, self.ctx.lds
+        total = ctx.shared.load(lds.partial.at(0, 0, ctx.lane), 4).bitcast(fx.Float32)
+        for wave in range(1, WAVES):
+            total = total + ctx.shared.load(lds.partial.at(wave, 0, ctx.lane), 4).bitcast(fx.Float32)
+        values = [total[i] for i in range(4)]
+        if fold == 2:
+            # Groups 2 and 3 with rows 8 .. 15 hold the second part of groups 0 and 1 with rows 0 .. 7.
+            values = [x + dev.shuffle_xor(x, 32 + 8) for x in values]
+        row = ctx.row + tile * TILE
+        has = (ctx.group * 4 < ROUTER_EXPERTS) & (row < g.rows)
+
+        @dev.when(has)
+        def _() -> None:
+            for i, value in enumerate(values):
+                expert = ctx.workgroup * ROUTER_EXPERTS + ctx.group * 4 + i
+                at = ctx.workspace.logits.at(row, expert)
+                send(ctx.work, at, dev.f32_bits(value), tag_word(ctx.launch.tag), dev.DEVICE)
 
     # ---- choice
     def clear_active(self) -> None:
@@ -112,42 +181,36 @@ class Router:
 
         dev.loop(self.ctx.wave, self.ctx.geometry.rows, WAVES, [], one)
 
-    def _expert(self, index: int) -> Any:
-        """The expert of this lane's value ``index``: two neighbours a load."""
-        return self.ctx.lane * 2 + (index // 2 * 128 + index % 2)
-
     def _choose_row(self, row: Any) -> None:
+        """Value i of lane l is expert 64 i + l."""
         ctx, g = self.ctx, self.ctx.geometry
-        base = ctx.workspace.logits.at(row, ctx.lane * 2)
-        offsets = [base + part * 128 * 8 for part in range(g.experts // 128)]
-        pairs = Receiver(ctx.launch, self.stage_choose).pairs(ctx.work, offsets, ctx.lane >= 0, ctx.lane // 8)
-        logits = [dev.bits_f32(x) for pair in pairs for x in (pair[0], pair[2])]
+        values = g.experts // dev.WAVE
+        base = ctx.workspace.logits.at(row, ctx.lane)
+        words = Receiver(ctx.launch, self.stage_choose).words(
+            ctx.work,
+            [base + i * dev.WAVE * 8 for i in range(values)],
+            ctx.lane >= 0,
+            ctx.lane // ROUTER_EXPERTS,
+        )
         bias = dev.Buffer(ctx.args.gate_bias)
-        biases = [
-            x
-            for part in range(g.experts // 128)
-            for x in self._floats(bias.load((ctx.lane * 2 + part * 128) * 4, 2))
-        ]
-        keys = [_ranked(_score(x) + b) for x, b in zip(logits, biases, strict=True)]
+        biases = [dev.bits_f32(bias.load((ctx.lane + i * dev.WAVE) * 4)) for i in range(values)]
+        keys = [_ranked(_score(dev.bits_f32(x[0])) + b) for x, b in zip(words, biases, strict=True)]
         picked = fx.Int32(0)
         for pick in range(g.picks):
             best = keys[0]
             for key in keys[1:]:
                 best = fx.max(best, key)
-            for distance in (32, 16, 8, 4, 2, 1):
-                best = fx.max(best, dev.shuffle_xor(best, distance))
-            winner = fx.Int32(g.experts)
-            for index in reversed(range(len(keys))):
-                winner = (keys[index] == best).select(self._expert(index), winner)
-            for distance in (32, 16, 8, 4, 2, 1):
-                winner = fx.min(winner, dev.shuffle_xor(winner, distance))
-            keys = [(self._expert(i) == winner).select(fx.Int32(_TAKEN), key) for i, key in enumerate(keys)]
+            best = dev.wave_max(best)
+            winner = fx.Int32(0)
+            for i in reversed(range(values)):
+                lane = dev.first_lane_where(keys[i] == best)
+                winner = (lane >= 0).select(lane + i * dev.WAVE, winner)
+            keys = [
+                (ctx.lane + i * dev.WAVE == winner).select(fx.Int32(_TAKEN), key)
+                for i, key in enumerate(keys)
+            ]
             picked = (ctx.lane == pick).select(winner, picked)
         self._store_picks(row, picked)
-
-    @staticmethod
-    def _floats(words: Any) -> tuple[Any, Any]:
-        return dev.bits_f32(words[0]), dev.bits_f32(words[1])
 
     def _store_picks(self, row: Any, picked: Any) -> None:
         """Lane p < picks has the expert of pick p."""
@@ -162,18 +225,15 @@ class Router:
             total = total + dev.shuffle_xor(total, distance)
         weight = score * m.reciprocal(total) * ROUTED_SCALING
 
-        @dev.when(ctx.lane < PICK_ROW)
-        def _() -> None:
-            ctx.shared.store(lds.pick_expert.at(row, ctx.lane), chosen.select(picked, fx.Int32(-1)))
-            ctx.shared.store(lds.pick_weight.at(row, ctx.lane), weight)
-
         @dev.when(chosen)
         def _() -> None:
+            ctx.shared.store(lds.pick_expert.at(row, ctx.lane), picked)
+            ctx.shared.store(lds.pick_weight.at(row, ctx.lane), weight)
             ctx.shared.fetch_or(lds.active_bits.at(picked // 32), fx.Int32(1) << (picked % 32))
 
     def list_active(self) -> Any:
-        """The picked experts in ascending order, in LDS; returns their number. A barrier must come before,
-        and one comes before it returns."""
+        """The picked experts in ascending order and who picked them, in LDS; returns their number. A barrier
+        must come before."""
         ctx, g, lds = self.ctx, self.ctx.geometry, self.ctx.lds
         words = [
             ctx.shared.load(lds.active_bits.at(4 * i), 4)[j]
@@ -194,9 +254,34 @@ class Router:
         @dev.when(present)
         def _() -> None:
             ctx.shared.store(lds.active.at(below), ctx.thread)
+            ctx.shared.store(lds.index_of.at(ctx.thread), below)
+
+        entries = total * (g.row_tiles * TILE // 4)
+
+        def clear(start: Any, carried: list[Any]) -> list[Any]:
+            at = start + ctx.thread
+
+            @dev.when(at < entries)
+            def _() -> None:
+                ctx.shared.store(lds.slot_of.at(0, 0) + at * 4, fx.Int32(-1))
+
+            return carried
+
+        dev.loop(0, dev.uniform(entries), THREADS, [], clear)
+        dev.barrier()
+
+        @dev.when(ctx.thread < g.rows * g.picks)
+        def _() -> None:
+            row, slot = ctx.thread // g.picks, ctx.thread % g.picks
+            index = ctx.shared.load(lds.index_of.at(ctx.shared.load(lds.pick_expert.at(row, slot))))
+            ctx.shared.store_byte(lds.slot_of.at(index, row), slot)
 
         dev.barrier()
         return dev.uniform(total)
+
+
+def _words(vector: Any) -> list[Any]:
+    return [vector[i] for i in range(4)]
 
 
 def _score(logit: fx.Float32) -> fx.Float32:
@@ -210,15 +295,12 @@ def _ranked(value: fx.Float32) -> fx.Int32:
     return (value == value).select(flipped, fx.Int32(_NOT_A_NUMBER))
 
 
-def pick_of(ctx: Context, row: Any, expert: Any) -> tuple[Any, Any]:
-    """(slot, weight) of ``expert`` among the picks of step row ``row``; slot is -1 if it has not picked
-    it."""
-    slot, weight = fx.Int32(-1), fx.Float32(0.0)
-    for quad in range(-(-ctx.geometry.picks // 4)):
-        experts = ctx.shared.load(ctx.lds.pick_expert.at(row, quad * 4), 4)
-        weights = ctx.shared.load(ctx.lds.pick_weight.at(row, quad * 4), 4).bitcast(fx.Float32)
-        for i in range(min(4, ctx.geometry.picks - quad * 4)):
-            here = experts[i] == expert
-            slot = here.select(fx.Int32(quad * 4 + i), slot)
-            weight = here.select(weights[i], weight)
-    return slot, weight
+def pick_of(ctx: Context, row: Any, index: Any) -> tuple[Any, Any]:
+    """(slot, weight) of the active expert ``index`` among the picks of step row ``row``; (-1, 0) if the row
+    has
+    not picked it."""
+    slot = ctx.shared.load_byte(ctx.lds.slot_of.at(index, row))
+    has = slot != NO_SLOT
+    at = ctx.lds.pick_weight.at(has.select(row, fx.Int32(0)), has.select(slot, fx.Int32(0)))
+    weight = has.select(dev.bits_f32(ctx.shared.load(at)), fx.Float32(0.0))
+    return has.select(slot, fx.Int32(-1)), weight
