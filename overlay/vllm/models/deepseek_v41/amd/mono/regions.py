@@ -50,8 +50,9 @@ def lds(g: FfnGeometry) -> Layout:
         [
             Overlap(
                 (
-                    # Partial sums of the waves: gate/up is the largest user (four tiles of 16 outputs).
-                    (Region("partial", (WAVES, 4 * g.row_tiles, 64, 4), 4),),
+                    # Partial sums of the waves: gate/up is the largest user (four tiles of 16 outputs). With
+                    # one tile of rows there are two sets, for turns that overlap.
+                    (Region("partial", (1 + (g.row_tiles == 1), WAVES, 4 * g.row_tiles, 64, 4), 4),),
                     # Operands on their way to registers.
                     (
                         Region("activations", (min(g.rows, TILE), OPERAND_ROW), 1),

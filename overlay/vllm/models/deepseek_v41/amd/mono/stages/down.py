@@ -44,7 +44,7 @@ class Down:
         return self._first + row, row < ctx.geometry.columns
 
     def sum_experts(self, num_active: Any) -> None:
-        """Add this wave's experts and leave the sums in LDS; one barrier at the end."""
+        """Add this wave's experts and leave the sums in LDS. Two barriers."""
         ctx, g = self.ctx, self.ctx.geometry
         zero = dev.vector_f32([fx.Float32(0.0)] * 4)
         start = [zero] * (g.row_tiles * _PARTS)
@@ -54,8 +54,10 @@ class Down:
 
         total = dev.loop(ctx.wave, num_active, WAVES, start, one)
         total = self._add_shared(total)
+        # A wave may still finish its last block.
+        dev.barrier()
         for i, value in enumerate(total):
-            ctx.shared.store(ctx.lds.partial.at(ctx.wave, i, ctx.lane), value)
+            ctx.shared.store(ctx.lds.partial.at(0, ctx.wave, i, ctx.lane), value)
         dev.barrier()
 
     # ---- intermediate rows as operands
@@ -172,7 +174,7 @@ class Down:
             lane = inside // 4 * 16 + lane_row
             total = fx.Float32(0.0)
             for wave in range(WAVES):
-                at = ctx.lds.partial.at(wave, tile * _PARTS + part, lane, inside % 4)
+                at = ctx.lds.partial.at(0, wave, tile * _PARTS + part, lane, inside % 4)
                 total = total + dev.bits_f32(ctx.shared.load(at))
             values.append(total)
         return ctx.isa.pack_bf16(values[0], values[1])

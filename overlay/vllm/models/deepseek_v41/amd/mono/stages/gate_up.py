@@ -34,6 +34,7 @@ from .routing import pick_of
 
 _TILES = 4  # gate, up, gate, up
 _CODE_COLUMNS = HIDDEN // MX_BLOCK
+_TILE_BYTES = TILE * HIDDEN // 2
 
 
 class GateUp:
@@ -45,52 +46,97 @@ class GateUp:
 
     # ---- routed experts
     def routed(self, num_active: Any) -> None:
-        """Every task of this workgroup, in order."""
+        """Every task of this workgroup, in order. With one tile of rows the registers hold two tasks' weights,
+        so the next task's are on their way while this one is multiplied and handed over."""
         ctx, g = self.ctx, self.ctx.geometry
+        total = num_active * g.blocks
+
+        def two(task: Any, carried: list[Any]) -> list[Any]:
+            # Two tasks a turn of the loop, so that no weights move between registers.
+            turn, *first = carried
+            second = self._load(self._task(task + WORKGROUPS, total), range(2))
+            self._finish_routed(self._multiply(first, range(2), self._zeros()), task, turn)
+            first = self._load(self._task(task + 2 * WORKGROUPS, total), range(2))
+
+            @dev.when(task + WORKGROUPS < total)
+            def _() -> None:
+                acc = self._multiply(second, range(2), self._zeros())
+                self._finish_routed(acc, task + WORKGROUPS, turn + 1)
+
+            return [turn + 2, *first]
 
         def one(task: Any, carried: list[Any]) -> list[Any]:
-            self._routed_task(task // g.blocks, task % g.blocks)
+            where, acc = self._task(task, total), self._zeros()
+            for pair in range(2):
+                acc = self._multiply(self._load(where, range(pair, pair + 1)), range(pair, pair + 1), acc)
+                ctx.fence()
+            self._finish_routed(acc, task, fx.Int32(0))
             return carried
 
-        dev.loop(ctx.workgroup, num_active * g.blocks, WORKGROUPS, [], one)
+        if g.row_tiles == 1:
+            start = self._load(self._task(ctx.workgroup, total), range(2))
+            dev.loop(ctx.workgroup, total, 2 * WORKGROUPS, [fx.Int32(1), *start], two)
+        else:
+            dev.loop(ctx.workgroup, total, WORKGROUPS, [], one)
 
-    def _routed_task(self, index: Any, block: Any) -> None:
+    def _task(self, task: Any, total: Any) -> tuple[dev.Buffer, dev.Buffer, Any, Any]:
+        """(expert's weights, its codes, offsets of this lane in both); past the end for a task past the last."""
         ctx, g = self.ctx, self.ctx.geometry
-        expert = dev.uniform(ctx.shared.load(ctx.lds.active.at(index)))
-        tile_bytes = TILE * HIDDEN // 2
+        there = task < total
+        task = there.select(task, fx.Int32(0))
+        expert = dev.uniform(ctx.shared.load(ctx.lds.active.at(task // g.blocks)))
+        block = task % g.blocks
         expert_bytes = 2 * g.padded_share * HIDDEN // 2
         expert_codes = 2 * g.padded_share * _CODE_COLUMNS
         weights = dev.Buffer(ctx.args.w13 + fx.Int64(expert) * expert_bytes, expert_bytes)
         codes = dev.Buffer(ctx.args.w13_scale + fx.Int64(expert) * expert_codes, expert_codes)
-        at = block * (_TILES * tile_bytes) + ctx.wave * 1024 + ctx.lane * 16
-        acc = self._zeros()
-        for pair in range(2):
-            operands = [
-                [
-                    weights.load(at + ((2 * pair + which) * tile_bytes + step * WAVES * 1024), 4, dev.STREAM)
-                    for which in range(2)
-                ]
-                for step in range(self.steps)
-            ]
-            # A word has the codes of one gate and one up row for two K steps: gate, up, gate, up from the low
-            # byte. A wave's K steps are all even or all odd.
-            row_at = (block * 2 + pair) * (_CODE_COLUMNS // 8) + ctx.wave // 2
-            words = [
-                codes.load(((row_at + i * WAVES // 2) * 64 + ctx.lane) * 4, 1, dev.STREAM)
-                for i in range(self.steps)
-            ]
-            words = [dev.shift_right(word, ctx.wave % 2 * 16) for word in words]
+        past = fx.Int32(dev.PAST_END)
+        at = block * (_TILES * _TILE_BYTES) + ctx.wave * 1024 + ctx.lane * 16
+        code_at = (block * 2 * (_CODE_COLUMNS // 8) + ctx.wave // 2) * 256 + ctx.lane * 4
+        return weights, codes, there.select(at, past), there.select(code_at, past)
+
+    def _load(self, where: tuple[dev.Buffer, dev.Buffer, Any, Any], pairs: range) -> list[Any]:
+        """The weights of some gate/up pairs of tiles, step by step, then their words of codes.
+
+        A word has the codes of one gate and one up row for two K steps: gate, up, gate, up from the low byte.
+        """
+        weights, codes, at, code_at = where
+        operands = [
+            weights.load(at + ((2 * pair + which) * _TILE_BYTES + step * WAVES * 1024), 4, dev.STREAM)
+            for pair in pairs
+            for step in range(self.steps)
+            for which in range(2)
+        ]
+        words = [
+            codes.load(code_at + (pair * (_CODE_COLUMNS // 8) + step * WAVES // 2) * 256, 1, dev.STREAM)
+            for pair in pairs
+            for step in range(self.steps)
+        ]
+        return operands + words
+
+    def _multiply(self, loaded: list[Any], pairs: range, acc: list[list[Any]]) -> list[list[Any]]:
+        """``acc[tile][tile of rows]`` plus what ``_load`` gave times the rows."""
+        ctx = self.ctx
+        num_codes = len(pairs) * self.steps
+        operands, words = iter(loaded[:-num_codes]), iter(loaded[-num_codes:])
+        out = [list(tiles) for tiles in acc]
+        for pair in pairs:
             for step in range(self.steps):
+                # A wave's K steps are all even or all odd.
+                word = dev.shift_right(next(words), ctx.wave % 2 * 16)
                 for which in range(2):
-                    tile = 2 * pair + which
-                    code = Code(words[step], which)
-                    for rows in range(g.row_tiles):
+                    tile, operand = 2 * pair + which, next(operands)
+                    for rows in range(ctx.geometry.row_tiles):
                         x = self.operands[rows][step]
-                        acc[tile][rows] = ctx.isa.mfma_fp4(
-                            operands[step][which], code, x.words, x.code, acc[tile][rows]
+                        out[tile][rows] = ctx.isa.mfma_fp4(
+                            operand, Code(word, which), x.words, x.code, out[tile][rows]
                         )
-            ctx.fence()
-        self._finish(acc, block, lambda row: pick_of(ctx, row, index)[0], self._routed_product)
+        return out
+
+    def _finish_routed(self, acc: list[list[Any]], task: Any, turn: Any) -> None:
+        ctx, blocks = self.ctx, self.ctx.geometry.blocks
+        slot_of = lambda row: pick_of(ctx, row, task // blocks)[0]  # noqa: E731
+        self._finish(acc, task % blocks, slot_of, self._routed_product, turn)
 
     # ---- the shared expert
     def shared(self) -> None:
@@ -122,7 +168,7 @@ class GateUp:
                         tile = 2 * pair + which
                         acc[tile][rows] = ctx.isa.mfma_fp8(operand, code, x.words, x.code, acc[tile][rows])
             ctx.fence()
-        self._finish(acc, block, lambda row: fx.Int32(g.picks), self._shared_product)
+        self._finish(acc, block, lambda row: fx.Int32(g.picks), self._shared_product, fx.Int32(0))
 
     # ---- both
     def _zeros(self) -> list[list[Any]]:
@@ -154,32 +200,45 @@ class GateUp:
         block: Any,
         slot_of: Callable[[Any], Any],
         product: Callable[..., list[Any]],
+        turn: Any,
     ) -> None:
-        """Add the waves' sums; one wave a tile of rows activates, quantises and hands over. Two barriers."""
+        """Add the waves' sums; one wave a tile of rows activates, quantises and hands over.
+
+        With one tile of rows, turns use two sets of sums and take the waves in order to finish, so one barrier
+        a turn is enough: the wave that finished a set is past it when the set is written again."""
         ctx, g = self.ctx, self.ctx.geometry
+        one_tile = g.row_tiles == 1
         partial = ctx.lds.partial
+        base = turn % 2 * partial.stride(0) if one_tile else 0
         for tile in range(_TILES):
             for rows in range(g.row_tiles):
-                ctx.shared.store(partial.at(ctx.wave, tile * g.row_tiles + rows, ctx.lane), acc[tile][rows])
+                at = partial.at(0, ctx.wave, tile * g.row_tiles + rows, ctx.lane) + base
+                ctx.shared.store(at, acc[tile][rows])
         dev.barrier()
+        rows = fx.Int32(0) if one_tile else ctx.wave
+        mine = ctx.wave == turn % WAVES if one_tile else ctx.wave < g.row_tiles
 
-        @dev.when(ctx.wave < g.row_tiles)
+        @dev.when(mine)
         def _() -> None:
             sums = []
             for tile in range(_TILES):
-                where = ctx.wave + tile * g.row_tiles
-                total = ctx.shared.load(partial.at(0, where, ctx.lane), 4).bitcast(fx.Float32)
-                for wave in range(1, WAVES):
-                    total = total + ctx.shared.load(partial.at(wave, where, ctx.lane), 4).bitcast(fx.Float32)
+                total = None
+                for wave in range(WAVES):
+                    at = partial.at(0, wave, tile * g.row_tiles + rows, ctx.lane) + base
+                    value = ctx.shared.load(at, 4).bitcast(fx.Float32)
+                    total = value if total is None else total + value
                 sums.append([total[i] for i in range(4)])
-            self._hand_over(sums, block, slot_of, product)
+            self._hand_over(sums, rows, block, slot_of, product)
 
-        dev.barrier()
+        if not one_tile:
+            dev.barrier()
 
-    def _hand_over(self, sums: list[list[Any]], block: Any, slot_of: Any, product: Any) -> None:
+    def _hand_over(
+        self, sums: list[list[Any]], tile: Any, block: Any, slot_of: Any, product: Any
+    ) -> None:
         """Lane (g, r) has columns 16 p + 4 g .. of the block for step row r, p = 0, 1."""
         ctx, g = self.ctx, self.ctx.geometry
-        row = ctx.wave * TILE + ctx.row
+        row = tile * TILE + ctx.row
         inside = row < g.rows
         row = inside.select(row, fx.Int32(0))
         middle = [product(sums[2 * pair], sums[2 * pair + 1]) for pair in range(2)]

@@ -103,7 +103,7 @@ class Router:
                 operand = dev.vector_i32(normed[part * 4 : part * 4 + 4])
                 acc = ctx.isa.mfma_bf16(weights, operand, acc)
             ctx.fence()
-        ctx.shared.store(lds.partial.at(ctx.wave, 0, ctx.lane), acc)
+        ctx.shared.store(lds.partial.at(0, ctx.wave, 0, ctx.lane), acc)
         dev.barrier()
 
         @dev.when(ctx.wave == 0)
@@ -146,9 +146,9 @@ class Router:
     def _send_tile(self, tile: int, fold: int, which: Any) -> None:
         """Lane (g, r) of the sum has experts 4 g .. of row r; of folded parts, those on the diagonal."""
         ctx, g, lds = self.ctx, self.ctx.geometry, self.ctx.lds
-        total = ctx.shared.load(lds.partial.at(0, 0, ctx.lane), 4).bitcast(fx.Float32)
+        total = ctx.shared.load(lds.partial.at(0, 0, 0, ctx.lane), 4).bitcast(fx.Float32)
         for wave in range(1, WAVES):
-            total = total + ctx.shared.load(lds.partial.at(wave, 0, ctx.lane), 4).bitcast(fx.Float32)
+            total = total + ctx.shared.load(lds.partial.at(0, wave, 0, ctx.lane), 4).bitcast(fx.Float32)
         values = [total[i] for i in range(4)]
         if fold == 2:
             # Groups 2 and 3 with rows 8 .. 15 hold the second part of groups 0 and 1 with rows 0 .. 7.
