@@ -11,6 +11,7 @@ Launches of several ranks that must run together are prepared and run as one: ``
 from __future__ import annotations
 
 import ctypes as C
+import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,21 @@ from .program import ARCHES, Kernel
 
 SCHEDULES = ("random", "round-robin", "slowest-first", "rank-stalled")
 SCOPES = ("plain", "sc0", "sc1", "sc0 sc1")
+POLICIES = (*SCOPES, "nt", "sc0 nt", "sc1 nt", "sc0 sc1 nt")
+WAVE_FIELDS = (
+    "workgroup",
+    "wave",
+    "compute_unit",
+    "issued",
+    "barriers",
+    "polls",
+    "handoff_depth",
+    "first_clock",
+    "last_clock",
+)
+# Instructions of a wave's turn. Hand-offs go wrong between instructions that are near each other, so hostile
+# memory has short turns; otherwise a longer one keeps the host's caches warm.
+QUANTUM = {"exact": (300, 800), "hostile": (60, 150)}
 # Compute units and LDS of a compute unit, as the products have them (MI300X, MI355X).
 COMPUTE_UNITS = {"gfx942": 304, "gfx950": 256}
 LDS_BYTES = {"gfx942": 64 * 1024, "gfx950": 160 * 1024}
@@ -32,12 +48,15 @@ DEFAULT_CHECKS = dict.fromkeys(CHECKS, "error") | {"offset-wrap": "warn"}
 
 @dataclass
 class LaunchReport:
-    """What one launch did. Bytes are as the instructions ask (every lane counted). ``distinct_bytes``
-    (what memory
-    must deliver or take at least, in 64-byte lines) is of the whole run, all ranks; so is ``mfma``, the
-    count of each
-    matrix opcode, when several launches of a run share a kernel. ``polls`` counts executed s_sleep. ``handoff_depth``: the longest chain of hand-offs
-    between workgroups from launch to end (0 unless ``Device.count_handoffs``)."""  # noqa: E501
+    """What one launch did.
+
+    Bytes are as the instructions ask (every lane counted): ``load_bytes`` and ``store_bytes`` by scope,
+    ``load_policy`` and ``store_policy`` by scope and nt. ``distinct_bytes`` (what memory must deliver or take
+    at least, in 64-byte lines) is of the whole run, all ranks. ``polls`` counts executed s_sleep.
+    ``handoff_depth``: the longest chain of hand-offs between workgroups from launch to end (0 unless
+    ``Device.count_handoffs``). ``per_wave``: a tensor [waves] a name of ``WAVE_FIELDS`` or of ``CLASSES``, in
+    the order in which the waves' workgroups ended.
+    """
 
     kernel: str
     instructions: dict[str, int]
@@ -54,11 +73,24 @@ class LaunchReport:
     polls: int
     handoff_depth: int
     mfma: dict[str, int] = field(default_factory=dict)
+    load_policy: dict[str, int] = field(default_factory=dict)
+    store_policy: dict[str, int] = field(default_factory=dict)
+    per_wave: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def total(self) -> int:
         """Wave-instructions of the launch."""
         return sum(self.instructions.values())
+
+    @property
+    def mean_wave(self) -> float:
+        """Wave-instructions of the mean wave."""
+        return self.total / self.waves
+
+    @property
+    def barriers(self) -> int:
+        """Executed s_barrier, a wave each."""
+        return self.instructions["barrier"]
 
 
 class Prepared:
@@ -66,7 +98,6 @@ class Prepared:
 
     def __init__(self, device: Device, kernel: Kernel, handle: int, keep: list[Any]) -> None:
         self.device, self.kernel, self.handle, self.keep = device, kernel, handle, keep
-        self.executed_before = kernel.executed()
 
 
 def _three(value: Sequence[int] | int) -> list[int]:
@@ -79,8 +110,10 @@ class Device:
 
     arch: "gfx942" or "gfx950". ranks: devices. seed: of the scheduler and of the memory model's choices.
     schedule: one of ``SCHEDULES``. memory: "exact" (every access happens at once) or "hostile" (see
-    docs/simulator.md). checks: name -> "off", "warn" or "error", over ``DEFAULT_CHECKS``. stall_bound: wave
-    instructions without any change of memory after which a run counts as deadlocked.
+    docs/simulator.md). checks: name -> "off", "warn" or "error", over ``DEFAULT_CHECKS``. quantum: least and
+    most instructions of a wave's turn (default ``QUANTUM``). stall_bound: wave instructions without any
+    change of memory after which a run counts as deadlocked. threads: host threads for ranks that run side
+    by side in exact memory (default: the host's processors); the results do not depend on it.
     """
 
     def __init__(
@@ -92,10 +125,11 @@ class Device:
         schedule: str = "random",
         memory: str = "exact",
         checks: Mapping[str, str] | None = None,
-        quantum: tuple[int, int] = (60, 150),
+        quantum: tuple[int, int] | None = None,
         compute_units: int | None = None,
         stall_bound: int = 20_000_000,
         count_traffic: bool = True,
+        threads: int | None = None,
     ) -> None:
         if arch not in ARCHES:
             raise ValueError(f"architecture {arch!r}: one of {sorted(ARCHES)}")
@@ -111,7 +145,8 @@ class Device:
         self._machine = self._core.cdna_machine(
             ARCHES[arch], ranks, 8 if units % 8 == 0 else 1, units, LDS_BYTES[arch]
         )
-        self._settings = (schedule, memory, quantum, stall_bound, count_traffic)
+        self.threads = threads or os.cpu_count() or 1
+        self._settings = (schedule, memory, quantum or QUANTUM[memory], stall_bound, count_traffic)
         self.reseed(seed)
         self._kept: dict[int, torch.Tensor] = {}
 
@@ -128,6 +163,7 @@ class Device:
             int(memory == "hostile"),
             stall_bound,
             int(traffic),
+            self.threads,
             levels,
         )
 
@@ -370,16 +406,16 @@ class Device:
         self._core.cdna_launch_counters(launch.handle, raw)
         values = list(raw)
         n = len(CLASSES)
-        loads, stores, rest = values[n : n + 4], values[n + 4 : n + 8], values[n + 8 :]
-        nontemporal, lds_read, lds_write, conflicts, accesses, longest, waves, depth = rest
+        loads, stores, rest = values[n : n + 8], values[n + 8 : n + 16], values[n + 16 :]
+        lds_read, lds_write, conflicts, accesses, longest, waves, depth = rest
         return LaunchReport(
             kernel=launch.kernel.name,
             instructions=dict(zip(CLASSES, values[:n], strict=True)),
             longest_wave=longest,
             waves=waves,
-            load_bytes=dict(zip(SCOPES, loads, strict=True)),
-            store_bytes=dict(zip(SCOPES, stores, strict=True)),
-            nontemporal_bytes=nontemporal,
+            load_bytes={scope: loads[i] + loads[i + 4] for i, scope in enumerate(SCOPES)},
+            store_bytes={scope: stores[i] + stores[i + 4] for i, scope in enumerate(SCOPES)},
+            nontemporal_bytes=sum(loads[4:]) + sum(stores[4:]),
             lds_read_bytes=lds_read,
             lds_write_bytes=lds_write,
             lds_accesses=accesses,
@@ -388,14 +424,24 @@ class Device:
             handoff_depth=depth,
             polls=values[CLASSES.index("sleep")],
             mfma=self._mfma(launch),
+            load_policy=dict(zip(POLICIES, loads, strict=True)),
+            store_policy=dict(zip(POLICIES, stores, strict=True)),
+            per_wave=self._per_wave(launch),
         )
 
-    @staticmethod
-    def _mfma(launch: Prepared) -> dict[str, int]:
+    def _mfma(self, launch: Prepared) -> dict[str, int]:
         out: dict[str, int] = {}
-        now = launch.kernel.executed()
-        for text, before, after in zip(launch.kernel.texts, launch.executed_before, now, strict=True):
-            if text.startswith("v_mfma") and after > before:
+        executed = (C.c_uint64 * len(launch.kernel.insts))()
+        self._core.cdna_launch_executed(launch.handle, executed)
+        for text, count in zip(launch.kernel.texts, executed, strict=True):
+            if count and text.startswith("v_mfma"):
                 name = text.split()[0]
-                out[name] = out.get(name, 0) + after - before
+                out[name] = out.get(name, 0) + count
         return out
+
+    def _per_wave(self, launch: Prepared) -> dict[str, torch.Tensor]:
+        names = (*WAVE_FIELDS, *CLASSES)
+        count = self._core.cdna_launch_waves(launch.handle, None)
+        table = torch.zeros(count, len(names), dtype=torch.int64)
+        self._core.cdna_launch_waves(launch.handle, table.data_ptr())
+        return {name: table[:, i].clone() for i, name in enumerate(names)}

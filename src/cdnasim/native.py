@@ -23,15 +23,17 @@ FLAGS = [
     "-std=c++20",
     "-O3",
     "-march=native",
+    "-mprefer-vector-width=512",
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fno-strict-aliasing",
     "-fPIC",
+    "-pthread",
     "-Wall",
     "-Wextra",
 ]
-MAX_OPERANDS = 8
+MAX_OPERANDS = 6
 CHECKS = (
     "register-never-written",
     "memory-never-written",
@@ -63,55 +65,31 @@ class Operand(C.Structure):
     """Mirrors ``Operand`` of core/state.h."""
 
     _fields_ = [
-        ("kind", C.c_int32),
+        ("kind", C.c_int8),
+        ("flags", C.c_int8),
+        ("width", C.c_int16),
         ("reg", C.c_int32),
-        ("width", C.c_int32),
-        ("flags", C.c_int32),
         ("value", C.c_uint64),
     ]
 
 
-INST_FIELDS = [
-    "clamp",
-    "omod",
-    "op_sel",
-    "op_sel_hi",
-    "neg_lo",
-    "neg_hi",
-    "dpp_ctrl",
-    "row_mask",
-    "bank_mask",
-    "bound_ctrl",
-    "sdwa",
-    "dst_sel",
-    "dst_unused",
-    "src0_sel",
-    "src1_sel",
-    "offset0",
-    "offset1",
-    "cpol",
-    "offen",
-    "idxen",
-    "lds",
-    "cbsz",
-    "abid",
-    "blgp",
-    "imm",
-    "target",
-    "line",
-    "cls",
-]
+def _fields(kind: type, names: str) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names.split()]
 
 
 class Inst(C.Structure):
     """Mirrors ``Inst`` of core/state.h."""
 
     _fields_ = [
-        ("opcode", C.c_int32),
-        ("num_ops", C.c_int32),
-        ("ops", Operand * MAX_OPERANDS),
-        *((name, C.c_int32) for name in INST_FIELDS),
         ("fn", C.c_void_p),
+        *_fields(C.c_int32, "opcode index"),
+        *_fields(C.c_int8, "cls num_ops plain clamp omod op_sel op_sel_hi neg_lo neg_hi"),
+        *_fields(C.c_int8, "row_mask bank_mask bound_ctrl"),
+        ("dpp_ctrl", C.c_int16),
+        *_fields(C.c_int8, "sdwa dst_sel dst_unused src0_sel src1_sel"),
+        *_fields(C.c_int8, "cpol offen idxen lds cbsz abid blgp"),
+        *_fields(C.c_int32, "offset0 offset1 imm target line"),
+        ("ops", Operand * MAX_OPERANDS),
     ]
 
 
@@ -164,7 +142,7 @@ def build() -> Path:
         list(pool.map(compile_one, zip(files, objects, strict=True)))
     with tempfile.TemporaryDirectory(dir=cache) as tmp:
         library = Path(tmp) / "core.so"
-        subprocess.run([compiler, "-shared", "-o", str(library), *map(str, objects)], check=True)
+        subprocess.run([compiler, "-shared", "-pthread", "-o", str(library), *map(str, objects)], check=True)
         library.rename(out)
     return out
 
@@ -186,7 +164,7 @@ def core() -> C.CDLL:
         "cdna_kernel_executed": (None, [p, p]),
         "cdna_machine": (p, [i32] * 5),
         "cdna_machine_free": (None, [p]),
-        "cdna_configure": (None, [p, u64, i32, i32, i32, i32, u64, i32, p]),
+        "cdna_configure": (None, [p, u64, i32, i32, i32, i32, u64, i32, i32, p]),
         "cdna_allocate": (s, [p, u64, u64, i32, i32, i32, i32, s]),
         "cdna_release": (None, [p, u64]),
         "cdna_mark_written": (None, [p, u64, u64, u64]),
@@ -195,6 +173,11 @@ def core() -> C.CDLL:
         "cdna_launch_free": (None, [p]),
         "cdna_launch_counters": (None, [p, p]),
         "cdna_counters_words": (i32, []),
+        "cdna_launch_waves": (u64, [p, p]),
+        "cdna_wave_words": (i32, []),
+        "cdna_launch_executed": (None, [p, p]),
+        "cdna_timeline": (None, [p, i32]),
+        "cdna_spans": (u64, [p, i32, p]),
         "cdna_run": (s, [p, p, i32]),
         "cdna_clock": (u64, [p]),
         "cdna_watch": (None, [p, i32, i32, i32, i32, u64]),

@@ -5,71 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from planted import HEAD, TAIL, run
 
 from cdnasim import AssemblyError, Device, SimulationError, load
-
-HEAD = """
-	.amdgcn_target "amdgcn-amd-amdhsa--{arch}"
-	.text
-	.type	k,@function
-k:
-	s_load_dwordx2 s[4:5], s[0:1], 0x0
-	v_lshlrev_b32_e32 v1, 2, v0
-	v_lshrrev_b32_e32 v9, 6, v0
-	s_waitcnt lgkmcnt(0)
-"""
-TAIL = """
-	s_endpgm
-	.section	.rodata,"a",@progbits
-	.amdhsa_kernel k
-		.amdhsa_group_segment_fixed_size {lds}
-		.amdhsa_private_segment_fixed_size 0
-		.amdhsa_kernarg_size 8
-		.amdhsa_user_sgpr_count 2
-		.amdhsa_user_sgpr_kernarg_segment_ptr 1
-		.amdhsa_system_sgpr_workgroup_id_x 1
-		.amdhsa_system_vgpr_workitem_id 0
-		.amdhsa_next_free_vgpr 16
-		.amdhsa_next_free_sgpr 32
-		.amdhsa_accum_offset 16
-	.end_amdhsa_kernel
-	.amdgpu_metadata
----
-amdhsa.kernels:
-  - .args:
-      - .offset: 0
-        .size: 8
-        .value_kind: global_buffer
-    .name: k
-amdhsa.version: [1, 2]
-...
-	.end_amdgpu_metadata
-"""
-
-
-def run(
-    body: str,
-    *,
-    arch: str = "gfx950",
-    block: int = 128,
-    grid: int = 1,
-    lds: int = 1024,
-    bytes_: int = 1024,
-    empty: bool = False,
-    persistent: bool = False,
-    **device: object,
-) -> torch.Tensor:
-    """Run ``body`` with the buffer's address in s[4:5] and 4 x the thread in v1."""
-    kernel = load(HEAD.format(arch=arch) + body + TAIL.format(lds=lds), arch, "planted.s").kernel()
-    dev = Device(arch, stall_bound=200_000, **device)  # type: ignore[arg-type]
-    buffer = (
-        dev.empty(bytes_ // 4, dtype=torch.int32, name="buffer")
-        if empty
-        else dev.zeros(bytes_ // 4, dtype=torch.int32, name="buffer")
-    )
-    dev.launch(kernel, grid, block, [buffer], persistent=persistent)
-    return buffer
-
 
 # name of the fault -> (correct body, faulty body, options)
 EXCHANGE = "ds_write_b32 v1, v0\n s_waitcnt lgkmcnt(0)\n {barrier}\n v_xor_b32_e32 v2, 0x1fc, v1\n ds_read_b32 v3, v2\n s_waitcnt lgkmcnt(0)\n global_store_dword v1, v3, s[4:5]\n"  # noqa: E501
@@ -119,6 +57,14 @@ def test_fault_is_caught_by_name(name: str) -> None:
     assert caught.value.kind.startswith(name), str(caught.value)
     if name not in ("deadlock", "launch refused"):
         assert caught.value.line and caught.value.text and "workgroup" in caught.value.where
+
+
+def test_a_copy_of_an_unwritten_register_is_caught_at_its_use() -> None:
+    """Compilers copy registers that a path never wrote; only the use of such a copy is a fault."""
+    run("v_mov_b32_e32 v6, v7\n v_mov_b32_e32 v8, 1\n v_mov_b32_e32 v8, v0")
+    with pytest.raises(SimulationError, match="register-never-written") as caught:
+        run("v_mov_b32_e32 v6, v7\n v_mov_b32_e32 v5, v6\n v_add_u32_e32 v8, v5, v0")
+    assert "v_add_u32" in caught.value.text
 
 
 def test_deadlock_says_who_waits_where() -> None:
@@ -264,17 +210,6 @@ def test_exact_memory_hides_what_the_hostile_model_shows(name: str) -> None:
             persistent=True,
         )
         assert out[256:384].tolist() == list(range(0x100, 0x180))
-
-
-def test_a_seed_is_a_schedule() -> None:
-    """The same seed gives the same run; the schedules differ between seeds."""
-
-    def trace(seed: int) -> list[int]:
-        body = "v_mov_b32_e32 v4, 0\n v_mov_b32_e32 v5, 1\n global_atomic_add v6, v4, v5, s[4:5] sc0\n s_waitcnt vmcnt(0)\n v_lshlrev_b32_e32 v7, 8, v9\n v_add_u32_e32 v7, v7, v1\n global_store_dword v1, v6, s[4:5] offset:1024"  # noqa: E501
-        return run(body, block=512, bytes_=4096, seed=seed, quantum=(1, 3)).tolist()
-
-    assert trace(1) == trace(1)
-    assert len({tuple(trace(s)) for s in range(4)}) > 1
 
 
 def test_watched_wave_and_handoff_depth() -> None:

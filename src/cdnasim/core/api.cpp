@@ -40,7 +40,10 @@ Kernel* cdna_kernel(const Inst* code, int32_t count, int32_t arch, int32_t vgprs
   k->code.assign(code, code + count);
   for (Inst& i : k->code) {
     i.fn = ops()[size_t(i.opcode)].fn;
-    i.cls = ops()[size_t(i.opcode)].cls;
+    i.cls = int8_t(ops()[size_t(i.opcode)].cls);
+    i.index = int32_t(&i - k->code.data());
+    i.plain = i.dpp_ctrl < 0 && !(i.sdwa | i.clamp | i.omod | i.op_sel | i.op_sel_hi | i.neg_lo | i.neg_hi);
+    for (const Operand& o : i.ops) i.plain = i.plain && !o.flags;
   }
   k->arch = Arch(arch);
   k->num_vgprs = vgprs;
@@ -57,6 +60,11 @@ Machine* cdna_machine(int32_t arch, int32_t ranks, int32_t xcds, int32_t cus, in
   auto* m = new Machine;
   m->arch = Arch(arch);
   m->ranks = ranks;
+  m->rank.resize(size_t(ranks));
+  for (int i = 0; i < ranks; ++i) {
+    m->rank[size_t(i)].m = m;
+    m->rank[size_t(i)].id = i;
+  }
   m->num_xcd = xcds;
   m->num_cu = cus;
   m->lds_per_cu = lds_per_cu;
@@ -64,11 +72,14 @@ Machine* cdna_machine(int32_t arch, int32_t ranks, int32_t xcds, int32_t cus, in
 }
 void cdna_machine_free(Machine* m) {
   hostile_free(*m);
+  for (Rank& r : m->rank) pool_free(r);
   delete m;
 }
 void cdna_configure(Machine* m, uint64_t seed, int32_t schedule, int32_t quantum_min, int32_t quantum_max, int32_t hostile, uint64_t stall,
-                    int32_t traffic, const int32_t* checks) {
+                    int32_t traffic, int32_t threads, const int32_t* checks) {
   m->rng.seed(seed);
+  for (Rank& r : m->rank) r.rng.seed(seed * 1000003 + uint64_t(r.id) + 1);
+  m->threads = threads;
   m->schedule = schedule;
   m->quantum_min = quantum_min;
   m->quantum_max = quantum_max;
@@ -97,11 +108,11 @@ const char* cdna_allocate(Machine* m, uint64_t base, uint64_t bytes, int32_t ran
     if (it != m->allocations.begin() && (*std::prev(it))->end() > base)
       throw SimError("allocation '" + a->name + "' overlaps '" + (*std::prev(it))->name + "'");
     m->allocations.insert(it, std::move(a));
-    m->last_hit = nullptr;
+    for (Rank& r : m->rank) r.last_hit = nullptr;
   });
 }
 void cdna_release(Machine* m, uint64_t base) {
-  m->last_hit = nullptr;
+  for (Rank& r : m->rank) r.last_hit = nullptr;
   for (auto it = m->allocations.begin(); it != m->allocations.end(); ++it)
     if ((*it)->base == base) {
       m->allocations.erase(it);
@@ -147,6 +158,18 @@ void cdna_launch_counters(Launch* l, uint64_t* out) {
   static_assert(sizeof(Counters) % 8 == 0);
   std::memcpy(out, &l->counters, sizeof(Counters));
 }
+uint64_t cdna_launch_waves(Launch* l, uint64_t* out) {
+  if (out) std::memcpy(out, l->waves.data(), l->waves.size() * sizeof(WaveRecord));
+  return l->waves.size();
+}
+int32_t cdna_wave_words() { return int32_t(sizeof(WaveRecord) / 8); }
+void cdna_launch_executed(Launch* l, uint64_t* out) { std::copy(l->executed.begin(), l->executed.end(), out); }
+void cdna_timeline(Machine* m, int32_t on) { m->timeline = on; }
+uint64_t cdna_spans(Machine* m, int32_t rank, void* out) {
+  const std::vector<Span>& spans = m->rank[size_t(rank)].spans;
+  if (out) std::memcpy(out, spans.data(), spans.size() * sizeof(Span));
+  return spans.size();
+}
 int32_t cdna_counters_words() { return int32_t(sizeof(Counters) / 8); }
 
 const char* cdna_run(Machine* m, Launch** launches, int32_t count) {
@@ -173,7 +196,7 @@ const void* cdna_watch_data(Machine* m, int32_t what) {
   return what == 0 ? static_cast<const void*>(w.lines.data()) : what == 1 ? w.vgprs.data() : w.sgprs.data();
 }
 void cdna_count_handoffs(Machine* m, int32_t on) { m->count_handoffs = on; }
-uint64_t cdna_clock(Machine* m) { return m->clock; }
+uint64_t cdna_clock(Machine* m) { return m->clock(); }
 int32_t cdna_num_warnings(Machine* m) { return int32_t(m->warnings.size()); }
 const char* cdna_warning(Machine* m, int32_t i) { return m->warnings[size_t(i)].c_str(); }
 void cdna_clear_warnings(Machine* m) {
@@ -186,6 +209,8 @@ struct Bench {
   Machine m;
   Launch l;
   Workgroup g;
+  std::vector<uint32_t> registers;
+  std::vector<uint8_t> lds;
 };
 Bench* cdna_bench(Kernel* k, int32_t lds) {
   auto* b = new Bench;
@@ -193,11 +218,16 @@ Bench* cdna_bench(Kernel* k, int32_t lds) {
   b->m.count_traffic = 0;
   b->l.kernel = k;
   b->g.launch = &b->l;
-  b->g.lds.assign(size_t(lds), 0);
+  b->m.rank.resize(1);
+  b->m.rank[0].m = &b->m;
+  b->lds.assign(size_t(lds), 0);
+  b->g.lds = b->lds.data();
+  b->g.lds_bytes = uint32_t(lds);
   b->g.waves.resize(1);
-  b->g.vgprs.assign(size_t(k->num_vgprs) * LANES + 16, 0);
+  b->registers.assign(size_t(k->num_vgprs) * LANES + 16, 0);
   Wave& w = b->g.waves[0];
-  w.v = reinterpret_cast<uint32_t*>((reinterpret_cast<uintptr_t>(b->g.vgprs.data()) + 63) & ~uintptr_t(63));
+  w.v = reinterpret_cast<uint32_t*>((reinterpret_cast<uintptr_t>(b->registers.data()) + 63) & ~uintptr_t(63));
+  w.r = &b->m.rank[0];
   w.wg = &b->g;
   w.m = &b->m;
   w.k = k;
@@ -206,7 +236,7 @@ Bench* cdna_bench(Kernel* k, int32_t lds) {
 void cdna_bench_free(Bench* b) { delete b; }
 uint32_t* cdna_bench_vgprs(Bench* b) { return b->g.waves[0].v; }
 uint32_t* cdna_bench_sgprs(Bench* b) { return b->g.waves[0].s; }
-uint8_t* cdna_bench_lds(Bench* b) { return b->g.lds.data(); }
+uint8_t* cdna_bench_lds(Bench* b) { return b->lds.data(); }
 Machine* cdna_bench_machine(Bench* b) { return &b->m; }
 const char* cdna_bench_step(Bench* b, int32_t pc, uint32_t* scc) {
   return guarded([&] {

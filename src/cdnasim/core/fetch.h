@@ -30,8 +30,8 @@ struct U16K : U16 {};
 struct I16K : I16 {};
 struct F16K : F16 {};
 
-void check_vgpr_read(Wave& w, const Inst& I, int reg, uint64_t mask);
-void check_sgpr_read(Wave& w, const Inst& I, int reg);
+void vgpr_never_written(Wave& w, int reg);
+void sgpr_never_written(Wave& w, int reg);
 bool dpp_source(const Wave& w, const Inst& I, int lane, int* source);
 uint64_t dpp_write_mask(const Wave& w, const Inst& I);
 uint32_t sdwa_select(uint32_t value, int sel, bool sext);
@@ -40,12 +40,20 @@ inline uint64_t write_mask(const Wave& w, const Inst& I) {
   return I.dpp_ctrl < 0 ? w.exec() : dpp_write_mask(w, I);
 }
 
+// A register that is read must have been written, in one active lane at least.
+inline void check_vgpr_read(Wave& w, const Inst&, int reg, uint64_t mask) {
+  if (__builtin_expect(mask && !(w.vdef[reg] & mask), 0)) vgpr_never_written(w, reg);
+}
+inline void check_sgpr_read(Wave& w, const Inst&, int reg) {
+  if (__builtin_expect(reg < REG_M0 && !(w.sdef[reg >> 5] >> (reg & 31) & 1), 0)) sgpr_never_written(w, reg);
+}
+
 // ---- scalar operands
 inline uint32_t scalar32(Wave& w, const Inst& I, int k) {
   const Operand& o = I.ops[k];
   switch (o.kind) {
     case KIND_SGPR:
-      if (!w.vdef.empty()) check_sgpr_read(w, I, o.reg);
+      if (w.vdef) check_sgpr_read(w, I, o.reg);
       return w.s[o.reg];
     case KIND_CONST: return uint32_t(o.value);
     case KIND_SCC: return w.scc;
@@ -57,7 +65,7 @@ inline uint32_t scalar32(Wave& w, const Inst& I, int k) {
 inline uint64_t scalar64(Wave& w, const Inst& I, int k) {
   const Operand& o = I.ops[k];
   if (o.kind == KIND_SGPR) {
-    if (!w.vdef.empty()) { check_sgpr_read(w, I, o.reg); check_sgpr_read(w, I, o.reg + 1); }
+    if (w.vdef) { check_sgpr_read(w, I, o.reg); check_sgpr_read(w, I, o.reg + 1); }
     return w.s64(o.reg);
   }
   if (o.kind == KIND_CONST) return o.value;
@@ -77,7 +85,7 @@ inline void put_s64(Wave& w, const Inst& I, int k, uint64_t value) {
 
 // ---- vector operands
 inline void mark_written(Wave& w, int reg, uint64_t mask) {
-  if (!w.vdef.empty()) w.vdef[reg] |= mask;
+  if (w.vdef) w.vdef[reg] |= mask;
 }
 
 inline void blend(uint32_t* d, const uint32_t* r, uint64_t mask) {
@@ -107,7 +115,7 @@ inline const uint32_t* word(Wave& w, const Inst& I, int k, int part, int src_no,
   const Operand& o = I.ops[k];
   if (o.kind == KIND_VGPR) {
     // Only the low word: compilers leave the high half of a 64-bit source undefined when its result is not used.
-    if (!part && !w.vdef.empty()) check_vgpr_read(w, I, o.reg, w.exec());
+    if (!part && w.vdef) check_vgpr_read(w, I, o.reg, w.exec());
     const uint32_t* p = w.lane(o.reg + part);
     if (I.dpp_ctrl < 0 || src_no != 0) return p;
     for (int l = 0; l < LANES; ++l) {
@@ -119,7 +127,7 @@ inline const uint32_t* word(Wave& w, const Inst& I, int k, int part, int src_no,
   uint32_t value;
   if (o.kind == KIND_CONST) value = part ? uint32_t(o.value >> 32) : uint32_t(o.value);
   else if (o.kind == KIND_SGPR) {
-    if (!w.vdef.empty()) check_sgpr_read(w, I, o.reg + part);
+    if (w.vdef) check_sgpr_read(w, I, o.reg + part);
     value = w.s[o.reg + part];
   } else if (part) value = 0;
   else value = scalar32(w, I, k);
@@ -230,10 +238,43 @@ inline void put(Wave& w, const Inst& I, int k, typename T::t* r) {
   mark_written(w, reg, mask);
 }
 
+// ---- the usual case: whole 32-bit operands without a modifier, and every lane on. The result may then lie over a
+// source: a lane is read before it is written.
+template <class... T>
+constexpr bool WORDS_ONLY = ((T::bits == 32) && ...);
+
+template <class T>
+inline const typename T::t* quick(Wave& w, const Inst& I, int k, typename T::t* tmp) {
+  const Operand& o = I.ops[k];
+  if (o.kind == KIND_VGPR) {
+    if (w.vdef) check_vgpr_read(w, I, o.reg, ~0ull);
+    return reinterpret_cast<const typename T::t*>(w.lane(o.reg));
+  }
+  const typename T::t value = bits<typename T::t>(scalar32(w, I, k));
+  for (int l = 0; l < LANES; ++l) tmp[l] = value;
+  return tmp;
+}
+template <class D>
+inline typename D::t* quick_result(Wave& w, const Inst& I) {
+  const int reg = I.ops[0].reg;
+  if (w.vdef) w.vdef[reg] = ~0ull;
+  return reinterpret_cast<typename D::t*>(w.lane(reg));
+}
+inline bool usual(const Wave& w, const Inst& I) { return I.plain && !~w.exec(); }
+
 // ---- handlers from lane functions. FIRST is the number of destinations before the sources.
 template <class D, class A, auto F, int FIRST = 1>
 void op1(Wave& w, const Inst& I) {
   typename A::t at[LANES];
+  if constexpr (WORDS_ONLY<D, A>) {
+    if (usual(w, I)) {
+      const auto* a = quick<A>(w, I, FIRST, at);
+      auto* d = quick_result<D>(w, I);
+#pragma GCC ivdep
+      for (int l = 0; l < LANES; ++l) d[l] = F(a[l]);
+      return;
+    }
+  }
   typename D::t r[LANES];
   const auto* a = source<A>(w, I, FIRST, 0, at);
   for (int l = 0; l < LANES; ++l) r[l] = F(a[l]);
@@ -255,6 +296,16 @@ template <class D, class A, class B, auto F, int FIRST = 1>
 void op2(Wave& w, const Inst& I) {
   typename A::t at[LANES];
   typename B::t bt[LANES];
+  if constexpr (WORDS_ONLY<D, A, B>) {
+    if (usual(w, I)) {
+      const auto* a = quick<A>(w, I, FIRST, at);
+      const auto* b = quick<B>(w, I, FIRST + 1, bt);
+      auto* d = quick_result<D>(w, I);
+#pragma GCC ivdep
+      for (int l = 0; l < LANES; ++l) d[l] = F(a[l], b[l]);
+      return;
+    }
+  }
   typename D::t r[LANES];
   const auto* a = source<A>(w, I, FIRST, 0, at);
   const auto* b = source<B>(w, I, FIRST + 1, 1, bt);
@@ -267,6 +318,17 @@ void op3(Wave& w, const Inst& I) {
   typename A::t at[LANES];
   typename B::t bt[LANES];
   typename C::t ct[LANES];
+  if constexpr (WORDS_ONLY<D, A, B, C>) {
+    if (usual(w, I)) {
+      const auto* a = quick<A>(w, I, FIRST, at);
+      const auto* b = quick<B>(w, I, FIRST + 1, bt);
+      const auto* c = quick<C>(w, I, FIRST + 2, ct);
+      auto* d = quick_result<D>(w, I);
+#pragma GCC ivdep
+      for (int l = 0; l < LANES; ++l) d[l] = F(a[l], b[l], c[l]);
+      return;
+    }
+  }
   typename D::t r[LANES];
   const auto* a = source<A>(w, I, FIRST, 0, at);
   const auto* b = source<B>(w, I, FIRST + 1, 1, bt);
@@ -279,6 +341,17 @@ void op3(Wave& w, const Inst& I) {
 template <class D, auto F>
 void op_acc(Wave& w, const Inst& I) {
   typename D::t at[LANES], bt[LANES], ct[LANES], r[LANES];
+  if constexpr (WORDS_ONLY<D>) {
+    if (usual(w, I)) {
+      const auto* a = quick<D>(w, I, 1, at);
+      const auto* b = quick<D>(w, I, 2, bt);
+      const auto* c = quick<D>(w, I, 0, ct);
+      auto* d = quick_result<D>(w, I);
+#pragma GCC ivdep
+      for (int l = 0; l < LANES; ++l) d[l] = F(a[l], b[l], c[l]);
+      return;
+    }
+  }
   const auto* a = source<D>(w, I, 1, 0, at);
   const auto* b = source<D>(w, I, 2, 1, bt);
   const auto* c = source<D>(w, I, 0, 2, ct);

@@ -53,8 +53,10 @@ void to_memory(Machine& m, uint64_t addr, const uint8_t* data, uint32_t bytes) {
   void* p = reinterpret_cast<void*>(addr);
   if (!std::memcmp(p, data, bytes)) return;
   std::memcpy(p, data, bytes);
-  m.progress_clock = m.clock;
-  if (!m.parked.empty()) wake(m, addr, bytes);
+  for (Rank& r : m.rank) {
+    r.progress_clock = r.clock;
+    wake(r, addr, bytes);
+  }
 }
 
 void clean(Machine& m, CacheLine& c) {
@@ -99,7 +101,7 @@ CacheLine& l2_line(Wave& w, uint64_t line) {
 
 bool uncached(Wave& w, uint64_t addr) {
   Machine& m = *w.m;
-  Allocation* a = m.last_hit;
+  Allocation* a = w.r->last_hit;
   if (!a || addr < a->base || addr >= a->end()) a = m.find(addr);
   return a && a->peer;
 }
@@ -146,7 +148,7 @@ void store_piece(Wave& w, int policy, uint64_t addr, uint32_t bytes, const uint8
   CacheLine& far = l2_line(w, line);
   std::memcpy(far.data + in, data, bytes);
   for (uint64_t i = in; i < in + bytes; ++i) far.dirty[i >> 6] |= 1ull << (i & 63);
-  m.progress_clock = m.clock;
+  w.r->progress_clock = w.r->clock;
 }
 
 template <class F>
@@ -166,7 +168,7 @@ void complete(Wave& w, PendingOp& op) {
   }
   // The lanes of one store become visible in any order.
   for (size_t left = op.stores.size(); left; --left) {
-    const size_t pick = w.m->rng() % left;
+    const size_t pick = w.r->rng() % left;
     const PendingStore s = op.stores[pick];
     op.stores[pick] = op.stores[left - 1];
     by_line(s.addr, s.bytes, [&](uint64_t a, uint32_t off, uint32_t n) { store_piece(w, s.policy, a, n, s.data + off); });
@@ -196,7 +198,7 @@ void hostile_load(Wave& w, const Inst& I, uint64_t addr, uint32_t bytes, void* o
 void hostile_issue_load(Wave& w, std::function<void()> load) {
   PendingOp op;
   op.load = std::move(load);
-  if (w.m->rng() & 1) complete(w, op);
+  if (w.r->rng() & 1) complete(w, op);
   w.pending.push_back(std::move(op));
   if (w.pending.size() > 63) hostile_wait(w, 63);
 }
@@ -249,13 +251,14 @@ void hostile_write_back(Wave& w, const Inst& I) {
 // Now and then something completes, or a line is evicted, without anybody waiting for it.
 void hostile_tick(Wave& w) {
   Machine& m = *w.m;
-  if (!w.pending.empty() && m.rng() % 8 == 0) {
-    const size_t pick = m.rng() % w.pending.size();
+  auto& rng = w.r->rng;
+  if (!w.pending.empty() && rng() % 8 == 0) {
+    const size_t pick = rng() % w.pending.size();
     complete(w, w.pending[pick]);
   }
-  if (m.rng() % 64 == 0) {
+  if (rng() % 64 == 0) {
     Cache& c = m.model->of_l1(m, *w.wg);
-    c[m.rng() % c.size()].line = ~0ull;
+    c[rng() % c.size()].line = ~0ull;
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "fetch.h"
+#include "lds_shadow.h"
 #include "machine.h"
 
 namespace cdna {
@@ -13,7 +14,7 @@ using u64 = uint64_t;
 
 // The address of one lane's access. Throws when it leaves the workgroup's LDS or is misaligned.
 inline u32 place(Wave& w, u32 addr, u32 bytes, u32 align) {
-  const u64 size = w.wg->lds.size();
+  const u64 size = w.wg->lds_bytes;
   if (u64(addr) + bytes > size)
     fail(w, "out-of-bounds: LDS access at " + std::to_string(addr) + " of " + std::to_string(bytes) + " bytes, the workgroup has " + std::to_string(size));
   if (addr % align && w.m->check[CHECK_MISALIGNED])
@@ -21,75 +22,63 @@ inline u32 place(Wave& w, u32 addr, u32 bytes, u32 align) {
   return addr;
 }
 
-// A dword-aligned access when nobody else touched its dwords in this interval: the usual case, without bytes.
-bool note_quietly(Workgroup& g, uint32_t epoch, int8_t me, u32 addr, u32 bytes, bool write) {
-  const u32 mine = uint8_t(me) * 0x01010101u, nobody = ~0u;
-  for (u32 q = addr / 4; q < (addr + bytes) / 4; ++q) {
-    const LdsShadow& s = g.lds_shadow[q];
-    u32 writers, readers;
-    std::memcpy(&writers, s.writer, 4);
-    std::memcpy(&readers, s.reader, 4);
-    if (s.epoch_w == epoch && writers != nobody && writers != mine) return false;
-    if (s.epoch_r == epoch && readers != nobody && readers != mine) return false;
+// Where the lanes of one access go: the addresses are inside LDS and aligned, or this threw.
+struct Places {
+  u32 addr[LANES];
+  u64 exec;
+  bool row;      // every lane next to the one before it
+  bool dwords;   // every address is a dword's
+};
+
+Places places(Wave& w, const u32* a, u32 offset, u32 bytes, u32 align) {
+  Places p;
+  p.exec = w.exec();
+  u32 low = 0, step = 0, top = 0;
+  for (int l = 0; l < LANES; ++l) {
+    const u32 x = a[l] + offset, on = p.exec >> l & 1 ? ~0u : 0;
+    p.addr[l] = x;
+    low |= x & on;
+    top = std::max(top, x & on);
+    step |= x ^ (a[0] + offset + u32(l) * bytes);
   }
-  for (u32 q = addr / 4; q < (addr + bytes) / 4; ++q) {
-    LdsShadow& s = g.lds_shadow[q];
-    if (write) { s.epoch_w = epoch; std::memcpy(s.writer, &mine, 4); }
-    else { s.epoch_r = epoch; std::memcpy(s.reader, &mine, 4); }
-  }
-  return true;
+  p.row = !step && !~p.exec;
+  p.dwords = !(low & 3);
+  if (p.exec && (u64(top) + bytes > w.wg->lds_bytes || (low & (align - 1))))
+    for (int l = 0; l < LANES; ++l)
+      if (p.exec >> l & 1) place(w, p.addr[l], bytes, align);
+  return p;
 }
 
-void note(Wave& w, u32 addr, u32 bytes, bool write) {
+// The never-written and race checks of a whole access.
+template <int BYTES, bool WRITE>
+void check(Wave& w, const Places& p) {
   Workgroup& g = *w.wg;
-  if (!g.lds_written.empty()) {
-    u32 all = 0;
-    if (write) std::memset(&g.lds_written[addr], 1, bytes);
-    else if (bytes >= 4) {
-      all = 0x01010101;
-      for (u32 i = 0; i < bytes; i += 4) { u32 x; std::memcpy(&x, &g.lds_written[addr + i], 4); all &= x; }
-    }
-    if (!write && all != 0x01010101)
-      for (u32 i = 0; i < bytes; ++i)
-        if (!g.lds_written[addr + i]) {
-          report(w, "lds-never-written", "LDS byte " + std::to_string(addr + i) + " is read but was never written");
-          break;
-        }
+  if (!g.lds_wtag) return;
+  constexpr int WORDS = BYTES < 4 || BYTES == 12 ? 1 : BYTES / 4;
+  const u32 mine = lds_tag(w);
+  const auto one = [&]<int N>(u32 addr) {
+    u32 *const wt = g.lds_wtag + addr / 4, *const rt = g.lds_rtag + addr / 4;
+    if constexpr (WRITE) return lds_quick_write<N>(wt, rt, mine);
+    else return lds_quick_read<N>(wt, rt, mine);
+  };
+  if (p.row && p.dwords && BYTES >= 4) {
+    constexpr u32 step = 64;
+    for (u32 at = p.addr[0]; at < p.addr[0] + LANES * u32(BYTES); at += step)
+      if (!one.template operator()<16>(at)) lds_note(w, at, step, WRITE);
+    return;
   }
-  if (g.lds_shadow.empty()) return;
-  const u32 epoch = u32(w.barrier_count) + 1;
-  const int8_t me = int8_t(w.wave_in_group);
-  if (!((addr | bytes) & 3) && note_quietly(g, epoch, me, addr, bytes, write)) return;
-  for (u32 at = addr; at < addr + bytes; ++at) {
-    LdsShadow& s = g.lds_shadow[at / 4];
-    const u32 i = at & 3;
-    if (s.epoch_w != epoch) { std::memset(s.writer, -1, 4); s.epoch_w = epoch; }
-    if (s.epoch_r != epoch) { std::memset(s.reader, -1, 4); s.epoch_r = epoch; }
-    const bool other_wrote = s.writer[i] != -1 && s.writer[i] != me;
-    const bool other_read = s.reader[i] != -1 && s.reader[i] != me;
-    if (other_wrote || (write && other_read)) {
-      const int other = other_wrote ? s.writer[i] : s.reader[i];
-      report(w, "lds-race",
-             "LDS byte " + std::to_string(at) + (write ? " written" : " read") + " by wave " + std::to_string(me) + " and " +
-                 (other_wrote ? "written by wave " : "read by wave ") + (other < 0 ? "several" : std::to_string(other)) +
-                 " without a barrier between them");
-    }
-    if (write) s.writer[i] = me;
-    else s.reader[i] = s.reader[i] != -1 && s.reader[i] != me ? int8_t(-2) : me;
+  const bool quick = p.dwords && BYTES >= 4 && BYTES != 12;
+  for (u64 left = p.exec; left; left &= left - 1) {
+    const u32 addr = p.addr[__builtin_ctzll(left)];
+    if (!quick || !one.template operator()<WORDS>(addr)) lds_note(w, addr, BYTES, WRITE);
   }
 }
 
-// Bank conflicts: 64 banks of 4 bytes on gfx950, 32 on gfx942; lanes that touch one word together do not conflict.
-void count_banks(Wave& w, const u32* addr, u64 mask, u32 bytes) {
-  if (!w.m->count_traffic) return;
-  Counters& c = w.wg->launch->counters;
-  ++c.lds_accesses;
-  bool simple = mask == ~0ull;  // every lane next to the one before it: no conflict
-  for (int l = 1; l < LANES; ++l) simple &= addr[l] - addr[l - 1] == bytes;
-  if (simple && bytes >= 4) return;
-  const int banks = w.k->arch == Arch::gfx950 ? 64 : 32;
+// Cycles beyond the first of each pass: lanes that touch one bank in different words.
+u32 bank_cycles(const u32* addr, u64 mask, u32 bytes, int banks) {
   // A wave's access is served in passes that move one word a bank: 32 lanes of 4 bytes, 16 of 8, 8 of 16.
   const int lanes_per_pass = std::max(1, banks * 4 / int(std::max(4u, bytes)));
+  u32 cycles = 0;
   for (int l0 = 0; l0 < LANES; l0 += lanes_per_pass) {
     int depth[64] = {};
     u32 seen[64][4];
@@ -105,7 +94,51 @@ void count_banks(Wave& w, const u32* addr, u64 mask, u32 bytes) {
         worst = std::max(worst, ++depth[b]);
       }
     }
-    if (worst > 1) c.lds_conflict_cycles += u64(worst - 1);
+    if (worst > 1) cycles += u32(worst - 1);
+  }
+  return cycles;
+}
+
+// Bank conflicts: 64 banks of 4 bytes on gfx950, 32 on gfx942; lanes that touch one word together do not conflict.
+// They depend on the addresses' distances alone, and those of an instruction rarely change.
+void count_banks(Wave& w, const Inst& I, const Places& p, u32 bytes, int half) {
+  if (!w.m->count_traffic) return;
+  Launch& launch = *w.wg->launch;
+  ++launch.counters.lds_accesses;
+  if (p.row && bytes >= 4) return;
+  if (launch.banks.empty()) launch.banks.resize(2 * w.k->code.size());
+  BankMemo& memo = launch.banks[2 * size_t(I.index) + size_t(half)];
+  const int first = p.exec ? __builtin_ctzll(p.exec) : 0;
+  const u32 base = p.addr[first] & ~3u;
+  u32 differ = 0, offset[LANES];
+  for (int l = 0; l < LANES; ++l) {
+    offset[l] = p.addr[l] - base;
+    differ |= offset[l] ^ memo.offset[l];
+  }
+  if (differ || memo.mask != p.exec || !memo.known) {
+    memo.cycles = bank_cycles(p.addr, p.exec, bytes, w.k->arch == Arch::gfx950 ? 64 : 32);
+    memo.mask = p.exec;
+    memo.known = true;
+    std::memcpy(memo.offset, offset, sizeof offset);
+  }
+  launch.counters.lds_conflict_cycles += memo.cycles;
+}
+
+template <int BYTES>
+constexpr u32 alignment() { return BYTES == 12 ? 4 : BYTES > 8 ? 8 : BYTES; }
+
+// The dwords of one access, lane by lane, into r[word].
+template <int BYTES>
+void fetch_dwords(const Workgroup& g, const Places& p, u32 (*r)[LANES]) {
+  constexpr int WORDS = BYTES / 4;
+  if constexpr (WORDS == 1) {
+    if (p.row) { std::memcpy(r[0], g.lds + p.addr[0], 4 * LANES); return; }
+  }
+  for (u64 left = p.exec; left; left &= left - 1) {
+    const int l = __builtin_ctzll(left);
+    u32 got[WORDS];
+    std::memcpy(got, g.lds + p.addr[l], BYTES);
+    for (int q = 0; q < WORDS; ++q) r[q][l] = got[q];
   }
 }
 
@@ -113,49 +146,41 @@ void count_banks(Wave& w, const u32* addr, u64 mask, u32 bytes) {
 template <int BYTES, bool SIGNED, int HALF>  // HALF: 0 whole register, 1 d16, 2 d16_hi
 void read(Wave& w, const Inst& I) {
   constexpr int WORDS = BYTES < 4 ? 1 : BYTES / 4;
-  u32 at[LANES], addr[LANES], r[WORDS][LANES];
-  const u32* a = source<U32>(w, I, 1, 0, at);
-  const u64 exec = w.exec();
-  const u32* old = w.lane(I.ops[0].reg);
-  for (int l = 0; l < LANES; ++l) {
-    addr[l] = a[l] + u32(I.offset0);
-    if (!(exec >> l & 1)) continue;
-    const u32 p = place(w, addr[l], BYTES, BYTES == 12 ? 4 : BYTES > 8 ? 8 : BYTES);
-    note(w, p, BYTES, false);
-    if (BYTES >= 4) {
-      for (int q = 0; q < WORDS; ++q) std::memcpy(&r[q][l], &w.wg->lds[p + 4 * q], 4);
-    } else {
+  u32 at[LANES], r[WORDS][LANES];
+  const Places p = places(w, source<U32>(w, I, 1, 0, at), u32(I.offset0), BYTES, alignment<BYTES>());
+  check<BYTES, false>(w, p);
+  if constexpr (BYTES >= 4) fetch_dwords<BYTES>(*w.wg, p, r);
+  else {
+    const u32* old = w.lane(I.ops[0].reg);
+    for (u64 left = p.exec; left; left &= left - 1) {
+      const int l = __builtin_ctzll(left);
       u32 x = 0;
-      std::memcpy(&x, &w.wg->lds[p], BYTES);
+      std::memcpy(&x, w.wg->lds + p.addr[l], BYTES);
       if (SIGNED) x = BYTES == 1 ? u32(int32_t(int8_t(x))) : u32(int32_t(int16_t(x)));
       if (HALF == 1) x = (old[l] & 0xffff0000u) | (x & 0xffff);
       if (HALF == 2) x = (old[l] & 0xffffu) | x << 16;
       r[0][l] = x;
     }
   }
-  w.wg->launch->counters.lds_read_bytes += u64(BYTES) * u64(__builtin_popcountll(exec));
-  count_banks(w, addr, exec, BYTES);
+  w.wg->launch->counters.lds_read_bytes += u64(BYTES) * u64(__builtin_popcountll(p.exec));
+  count_banks(w, I, p, BYTES, 0);
   for (int q = 0; q < WORDS; ++q) {
-    blend(w.lane(I.ops[0].reg + q), r[q], exec);
-    mark_written(w, I.ops[0].reg + q, exec);
+    blend(w.lane(I.ops[0].reg + q), r[q], p.exec);
+    mark_written(w, I.ops[0].reg + q, p.exec);
   }
 }
 
 template <int BYTES, int STRIDE>  // two reads at offset0 and offset1, in units of STRIDE bytes
 void read2(Wave& w, const Inst& I) {
   constexpr int WORDS = BYTES / 4;
-  u32 at[LANES], addr[LANES], r[2 * WORDS][LANES];
+  u32 at[LANES], r[2 * WORDS][LANES];
   const u32* a = source<U32>(w, I, 1, 0, at);
   const u64 exec = w.exec();
   for (int half = 0; half < 2; ++half) {
-    for (int l = 0; l < LANES; ++l) {
-      addr[l] = a[l] + u32(half ? I.offset1 : I.offset0) * STRIDE;
-      if (!(exec >> l & 1)) continue;
-      const u32 p = place(w, addr[l], BYTES, BYTES);
-      note(w, p, BYTES, false);
-      for (int q = 0; q < WORDS; ++q) std::memcpy(&r[half * WORDS + q][l], &w.wg->lds[p + 4 * q], 4);
-    }
-    count_banks(w, addr, exec, BYTES);
+    const Places p = places(w, a, u32(half ? I.offset1 : I.offset0) * STRIDE, BYTES, BYTES);
+    check<BYTES, false>(w, p);
+    fetch_dwords<BYTES>(*w.wg, p, r + half * WORDS);
+    count_banks(w, I, p, BYTES, half);
   }
   w.wg->launch->counters.lds_read_bytes += 2 * u64(BYTES) * u64(__builtin_popcountll(exec));
   for (int q = 0; q < 2 * WORDS; ++q) {
@@ -164,51 +189,45 @@ void read2(Wave& w, const Inst& I) {
   }
 }
 
+// The data operand's WORDS dwords (or its narrow element) to the lanes' places.
+template <int BYTES, bool HIGH>
+void store_data(Wave& w, const Inst& I, int data, const Places& p) {
+  constexpr int WORDS = BYTES < 4 ? 1 : BYTES / 4;
+  u32 tmp[WORDS][LANES];
+  const u32* d[WORDS];
+  for (int q = 0; q < WORDS; ++q) d[q] = word(w, I, data, q, 1, tmp[q]);
+  if constexpr (BYTES == 4) {
+    if (p.row) { std::memcpy(w.wg->lds + p.addr[0], d[0], 4 * LANES); return; }
+  }
+  for (u64 left = p.exec; left; left &= left - 1) {
+    const int l = __builtin_ctzll(left);
+    u32 x[WORDS];
+    for (int q = 0; q < WORDS; ++q) x[q] = HIGH ? d[q][l] >> 16 : d[q][l];
+    std::memcpy(w.wg->lds + p.addr[l], x, BYTES);
+  }
+}
+
 template <int BYTES, bool HIGH>
 void write(Wave& w, const Inst& I) {
-  constexpr int WORDS = BYTES < 4 ? 1 : BYTES / 4;
-  u32 at[LANES], addr[LANES], tmp[LANES];
-  const u32* a = source<U32>(w, I, 0, 0, at);
-  const u64 exec = w.exec();
-  for (int l = 0; l < LANES; ++l) {
-    addr[l] = a[l] + u32(I.offset0);
-    if (!(exec >> l & 1)) continue;
-    place(w, addr[l], BYTES, BYTES == 12 ? 4 : BYTES > 8 ? 8 : BYTES);
-    note(w, addr[l], BYTES, true);
-  }
-  for (int q = 0; q < WORDS; ++q) {
-    const u32* d = word(w, I, 1, q, 1, tmp);
-    for (int l = 0; l < LANES; ++l) {
-      if (!(exec >> l & 1)) continue;
-      const u32 x = HIGH ? d[l] >> 16 : d[l];
-      std::memcpy(&w.wg->lds[addr[l] + 4 * q], &x, BYTES < 4 ? BYTES : 4);
-    }
-  }
-  w.wg->launch->counters.lds_write_bytes += u64(BYTES) * u64(__builtin_popcountll(exec));
-  count_banks(w, addr, exec, BYTES);
+  u32 at[LANES];
+  const Places p = places(w, source<U32>(w, I, 0, 0, at), u32(I.offset0), BYTES, alignment<BYTES>());
+  check<BYTES, true>(w, p);
+  store_data<BYTES, HIGH>(w, I, 1, p);
+  w.wg->launch->counters.lds_write_bytes += u64(BYTES) * u64(__builtin_popcountll(p.exec));
+  count_banks(w, I, p, BYTES, 0);
 }
 
 template <int BYTES, int STRIDE>
 void write2(Wave& w, const Inst& I) {
-  constexpr int WORDS = BYTES / 4;
-  u32 at[LANES], addr[LANES], tmp[LANES];
+  u32 at[LANES];
   const u32* a = source<U32>(w, I, 0, 0, at);
-  const u64 exec = w.exec();
   for (int half = 0; half < 2; ++half) {
-    for (int l = 0; l < LANES; ++l) {
-      addr[l] = a[l] + u32(half ? I.offset1 : I.offset0) * STRIDE;
-      if (!(exec >> l & 1)) continue;
-      place(w, addr[l], BYTES, BYTES);
-      note(w, addr[l], BYTES, true);
-    }
-    for (int q = 0; q < WORDS; ++q) {
-      const u32* d = word(w, I, 1 + half, q, 1, tmp);
-      for (int l = 0; l < LANES; ++l)
-        if (exec >> l & 1) std::memcpy(&w.wg->lds[addr[l] + 4 * q], &d[l], 4);
-    }
-    count_banks(w, addr, exec, BYTES);
+    const Places p = places(w, a, u32(half ? I.offset1 : I.offset0) * STRIDE, BYTES, BYTES);
+    check<BYTES, true>(w, p);
+    store_data<BYTES, false>(w, I, 1 + half, p);
+    count_banks(w, I, p, BYTES, half);
   }
-  w.wg->launch->counters.lds_write_bytes += 2 * u64(BYTES) * u64(__builtin_popcountll(exec));
+  w.wg->launch->counters.lds_write_bytes += 2 * u64(BYTES) * u64(__builtin_popcountll(w.exec()));
 }
 
 // ---- atomics: lanes in order; F(memory, data, data2) is the new value. Not part of the race check: an atomic
@@ -232,11 +251,11 @@ void atomic(Wave& w, const Inst& I) {
   for (int l = 0; l < LANES; ++l) {
     if (!(exec >> l & 1)) continue;
     const u32 p = place(w, a[l] + u32(I.offset0), sizeof(T), sizeof(T));
-    if (!w.wg->lds_written.empty()) std::memset(&w.wg->lds_written[p], 1, sizeof(T));
+    lds_mark_written(*w.wg, p, sizeof(T));
     T old;
-    std::memcpy(&old, &w.wg->lds[p], sizeof(T));
+    std::memcpy(&old, w.wg->lds + p, sizeof(T));
     const T now = F(old, data[0][l], data[1][l]);
-    std::memcpy(&w.wg->lds[p], &now, sizeof(T));
+    std::memcpy(w.wg->lds + p, &now, sizeof(T));
     if constexpr (WORDS == 2) {
       r[0][l] = u32(bits<u64>(old));
       r[WORDS - 1][l] = u32(bits<u64>(old) >> 32);
@@ -298,8 +317,8 @@ void read_tr(Wave& w, const Inst& I) {
   u64 row[LANES];
   for (int l = 0; l < LANES; ++l) {
     const u32 p = place(w, a[l] + u32(I.offset0), 8, 8);
-    note(w, p, 8, false);
-    std::memcpy(&row[l], &w.wg->lds[p], 8);
+    lds_note(w, p, 8, false);
+    std::memcpy(&row[l], w.wg->lds + p, 8);
   }
   for (int l = 0; l < LANES; ++l) {
     const int base = l & ~15, in = l & 15;
@@ -311,6 +330,7 @@ void read_tr(Wave& w, const Inst& I) {
     r[0][l] = u32(x);
     r[1][l] = u32(x >> 32);
   }
+  w.wg->launch->counters.lds_read_bytes += 8 * LANES;
   for (int q = 0; q < 2; ++q) {
     blend(w.lane(I.ops[0].reg + q), r[q], exec);
     mark_written(w, I.ops[0].reg + q, exec);

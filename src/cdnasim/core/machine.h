@@ -39,12 +39,32 @@ struct Allocation {
   uint64_t end() const { return base + bytes; }
 };
 
-struct Traffic { uint64_t load_bytes[4] = {}, store_bytes[4] = {}; };  // by scope: plain, sc0, sc1, sc0 sc1
+// By policy: sc0 is 1, sc1 2, nt 4.
+struct Traffic { uint64_t load_bytes[8] = {}, store_bytes[8] = {}; };
+
+// The bank conflicts of one access of an instruction, for the address distances it had last.
+struct BankMemo {
+  uint32_t offset[LANES] = {};
+  uint64_t mask = 0;
+  uint32_t cycles = 0;
+  bool known = false;
+};
+
+// What one wave did, kept after it ended. Mirrored by cdnasim/native.py as a row of 64-bit words.
+struct WaveRecord {
+  uint64_t workgroup, wave, compute_unit, issued, barriers, polls, depth, first_clock, last_clock;
+  uint64_t by_class[NUM_CLASSES];
+};
+
+// A stretch of a wave's time: from ``begin`` to ``end`` (the rank's clock) it ran, and ended at ``line``.
+struct Span {
+  uint64_t begin, end;
+  int32_t workgroup, wave, line, kind;  // kind: 0 goes on, 1 waits at a barrier, 2 sleeps, 3 ended, 4 waits on peers
+};
 
 struct Counters {
   uint64_t by_class[NUM_CLASSES] = {};
   Traffic traffic;
-  uint64_t nontemporal_bytes = 0;
   uint64_t lds_read_bytes = 0, lds_write_bytes = 0, lds_conflict_cycles = 0, lds_accesses = 0;
   uint64_t longest_wave = 0, waves = 0, handoff_depth = 0;
 };
@@ -56,34 +76,69 @@ struct Launch {
   uint64_t kernarg = 0, dispatch_packet = 0;
   int32_t next = 0, finished = 0, total = 0;
   Counters counters;
+  std::vector<uint64_t> executed;  // per instruction
+  std::vector<BankMemo> banks;     // two an instruction, once it touched LDS
+  std::vector<WaveRecord> waves;
   int32_t user_sgprs = 0, kernarg_sgpr = -1, dispatch_sgpr = -1, queue_sgpr = -1, dispatch_id_sgpr = -1,
           private_size_sgpr = -1, preload_first = -1, preload_dwords = 0, preload_offset = 0;
   int32_t id_x = 1, id_y = 0, id_z = 0, workgroup_info = 0, workitem_dims = 0;
+};
+
+// A store to peer memory that other ranks do not see yet (they run in rounds: core/scheduler.cpp).
+struct Deferred {
+  uint64_t addr;
+  uint32_t bytes, depth;
+  int32_t workgroup;
+  uint8_t data[16];
+};
+
+// A rank's part of the machine: all that its waves change while the ranks run side by side.
+struct Rank {
+  struct Machine* m = nullptr;
+  int32_t id = 0;
+  std::mt19937_64 rng;
+  uint64_t clock = 0;           // instructions executed by this rank
+  uint64_t progress_clock = 0;  // when memory last changed, a barrier opened or a wave ended
+  Allocation* last_hit = nullptr;
+  std::vector<Wave*> ready, woken, waiting;                 // waiting: for the end of the round
+  std::unordered_map<uint64_t, std::vector<Wave*>> parked;  // by 128-byte line
+  std::vector<std::unique_ptr<Workgroup>> live;
+  std::vector<int> free_cu;     // free workgroup slots of each compute unit
+  size_t turn = 0;
+  std::vector<Launch*> queue;
+  size_t at = 0;                // in queue
+  std::unordered_map<uint64_t, Handoff> handoffs;  // by address / 8
+  std::vector<Deferred> deferred;
+  std::unordered_map<uint64_t, uint32_t> overlay;  // this rank's deferred dwords, by address / 4
+  std::vector<std::pair<std::string, std::string>> warnings;  // (kind and line, text)
+  std::vector<Span> spans;
+  std::string error;
+  std::vector<uint8_t*> slabs, pool;  // pool: blocks of ended workgroups, of pool_bytes each
+  size_t pool_bytes = 0;
 };
 
 struct Machine {
   Arch arch = Arch::gfx950;
   int32_t ranks = 1, num_xcd = 8, num_cu = 256, lds_per_cu = 160 * 1024;
   std::vector<std::unique_ptr<Allocation>> allocations;  // by base
-  Allocation* last_hit = nullptr;
+  std::vector<Rank> rank;
   int32_t check[NUM_CHECKS] = {};
   std::vector<std::string> warnings;
   std::unordered_map<std::string, uint64_t> warning_count;
-  std::mt19937_64 rng;
-  uint64_t clock = 0;             // instructions executed, all waves
-  uint64_t progress_clock = 0;    // when memory last changed, a barrier opened or a wave ended
   uint64_t stall_bound = 0;       // instructions without progress that count as a deadlock
   int32_t schedule = 0, quantum_min = 60, quantum_max = 150;
   int32_t hostile = 0;
   int32_t count_traffic = 1;
+  std::mt19937_64 rng;            // of what is between ranks
+  int32_t threads = 1;
+  int32_t defer = 0;              // ranks run side by side: stores to peers wait for the end of the round
+  uint64_t round = 1;
   struct Hostile* model = nullptr;
   Watch watch;
-  int32_t count_handoffs = 0;
-  std::unordered_map<uint64_t, Handoff> handoffs;  // by address / 8
-  std::unordered_map<uint64_t, std::vector<Wave*>> parked;  // by 128-byte line
-  std::vector<Wave*> woken;
+  int32_t count_handoffs = 0, timeline = 0;
 
   Allocation* find(uint64_t addr);
+  uint64_t clock() const { uint64_t n = 0; for (const Rank& r : rank) n += r.clock; return n; }
 };
 
 uint64_t machine_clock(const Wave& w);
@@ -91,9 +146,11 @@ void report(Wave& w, const char* kind, const std::string& text);
 
 // ---- memory.cpp
 // Checks a vector access (every active lane, ``bytes`` each) and accounts for it.
-void check_access(Wave& w, const Inst& I, const uint64_t* addr, uint64_t mask, uint32_t bytes, bool store, int align);
+// True when a peer may touch the memory, too.
+bool check_access(Wave& w, const Inst& I, const uint64_t* addr, uint64_t mask, uint32_t bytes, bool store, int align);
 void check_scalar_access(Wave& w, uint64_t addr, uint32_t bytes);
 void write_bytes(Wave& w, uint64_t addr, const void* data, uint32_t bytes);  // at once, noting progress
+void memory_changed(Wave& w, uint64_t addr, uint32_t bytes);
 
 // ---- hostile.cpp: what the architecture does not promise does not hold
 struct Hostile;
@@ -110,12 +167,23 @@ void hostile_tick(Wave& w);
 void hostile_launch_begin(Machine& m, int rank);
 void hostile_launch_end(Machine& m, int rank);
 
+// Peer memory while ranks run side by side: what this rank wrote and others do not see yet, over memory.
+void peer_load(Wave& w, uint64_t addr, uint32_t bytes, void* out);
+void peer_store(Wave& w, uint64_t addr, const void* data, uint32_t bytes, bool handoff);
+
 // ---- scheduler.cpp
 void barrier(Wave& w, const Inst& I);
 void end_program(Wave& w, const Inst& I);
 void note_handoff_store(Wave& w, uint64_t addr);
 void note_handoff_load(Wave& w, uint64_t addr);
-void wake(Machine& m, uint64_t addr, uint32_t bytes);
+void pool_free(Rank& r);
+void start(Rank& r);                // the rank's next launch
+Wave* choose(Rank& r);              // the wave to run next, taken out of ``ready``
+void run_wave(Rank& r, Wave* w, int limit = 0);  // a quantum of it, or ``limit`` instructions
+void unpark(Rank& r, Wave* w);
+[[noreturn]] void deadlock(Machine& m, uint64_t still);
+void park(Wave& w);
+void wake(Rank& r, uint64_t addr, uint32_t bytes);
 void run_launches(Machine& m, std::vector<std::vector<Launch*>>& queues);
 std::string describe(const Wave& w);
 

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device memory: registered allocations, bounds / ownership / never-written checks, traffic counters.
 #include <algorithm>
+#include <atomic>
 
 #include "machine.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 namespace cdna {
 
@@ -39,10 +44,10 @@ bool owned(const Wave& w, const Allocation& a) { return a.rank == w.wg->rank || 
   fail(w, text);
 }
 
-bool all_written(const Allocation& a, uint64_t offset, uint32_t bytes) {
-  for (uint32_t i = 0; i < bytes;) {
+bool all_written(const Allocation& a, uint64_t offset, uint64_t bytes) {
+  for (uint64_t i = 0; i < bytes;) {
     const uint64_t bit = offset + i;
-    const uint32_t in = uint32_t(bit & 63), n = std::min(bytes - i, 64 - in);
+    const uint64_t in = bit & 63, n = std::min(bytes - i, 64 - in);
     const uint64_t field = (n == 64 ? ~0ull : (1ull << n) - 1) << in;
     if ((a.written[bit >> 6] & field) != field) return false;
     i += n;
@@ -50,18 +55,25 @@ bool all_written(const Allocation& a, uint64_t offset, uint32_t bytes) {
   return true;
 }
 
-void mark(Allocation& a, uint64_t offset, uint32_t bytes) {
-  for (uint32_t i = 0; i < bytes;) {
+// Memory that ranks share is marked by several threads.
+void set_bits(const Allocation& a, uint64_t& word, uint64_t field) {
+  if ((word & field) == field) return;
+  if (a.peer) std::atomic_ref(word).fetch_or(field, std::memory_order_relaxed);
+  else word |= field;
+}
+
+void mark(Allocation& a, uint64_t offset, uint64_t bytes) {
+  for (uint64_t i = 0; i < bytes;) {
     const uint64_t bit = offset + i;
-    const uint32_t in = uint32_t(bit & 63), n = std::min(bytes - i, 64 - in);
-    a.written[bit >> 6] |= (n == 64 ? ~0ull : (1ull << n) - 1) << in;
+    const uint64_t in = bit & 63, n = std::min(bytes - i, 64 - in);
+    set_bits(a, a.written[bit >> 6], (n == 64 ? ~0ull : (1ull << n) - 1) << in);
     i += n;
   }
 }
 
-void touch(Allocation& a, uint64_t addr, uint32_t bytes) {
+void touch(Allocation& a, uint64_t addr, uint64_t bytes) {
   const uint64_t first = (addr - a.base) >> 6, last = (addr + bytes - 1 - a.base) >> 6;
-  for (uint64_t q = first; q <= last; ++q) a.touched[q >> 6] |= 1ull << (q & 63);
+  for (uint64_t q = first; q <= last; ++q) set_bits(a, a.touched[q >> 6], 1ull << (q & 63));
 }
 
 }  // namespace
@@ -74,59 +86,113 @@ void report(Wave& w, const char* kind, const std::string& text) {
   if (level == CHECK_ERROR) fail(w, std::string(kind) + ": " + text);
   const int pc = w.pc > 0 ? w.pc - 1 : 0;
   const std::string key = std::string(kind) + ": line " + std::to_string(w.k->code[size_t(pc)].line);
-  if (w.m->warning_count[key]++ == 0) w.m->warnings.push_back(key + ": " + text);
+  for (const auto& seen : w.r->warnings)
+    if (seen.first == key) return;
+  w.r->warnings.emplace_back(key, text);
 }
 
-void check_access(Wave& w, const Inst& I, const uint64_t* addr, uint64_t mask, uint32_t bytes, bool store, int align) {
-  if (!mask) return;
-  Machine& m = *w.m;
-  uint64_t lo = ~0ull, hi = 0, low_bits = 0;
-  for (int l = 0; l < LANES; ++l) {
-    const bool on = mask >> l & 1;
-    lo = on && addr[l] < lo ? addr[l] : lo;
-    hi = on && addr[l] > hi ? addr[l] : hi;
-    low_bits |= on ? addr[l] : 0;
-  }
-  if (align > 1 && (low_bits & uint64_t(align - 1)) && m.check[CHECK_MISALIGNED])
-    report(w, "misaligned", std::string(store ? "store" : "load") + " of " + std::to_string(bytes) + " bytes, lowest address " + hex(lo));
-  Allocation* a = m.last_hit;
-  if (!a || lo < a->base || hi + bytes > a->end()) a = m.find(lo);
-  const bool one = a && hi + bytes <= a->end();
-  if (one) m.last_hit = a;
-  if (one && !owned(w, *a)) outside(w, -1, lo, bytes, store, a);
-  if (one && store && a->read_only) fail(w, "read-only: store to '" + a->name + "' at offset " + std::to_string(lo - a->base));
-  const bool track = m.count_traffic;
-  if (!one || !a->written.empty() || track) {
-    for (int l = 0; l < LANES; ++l) {
-      if (!(mask >> l & 1)) continue;
-      if (!one) {
-        if (!a || addr[l] < a->base || addr[l] + bytes > a->end()) a = m.find(addr[l]);
-        if (!a || addr[l] + bytes > a->end() || !owned(w, *a)) outside(w, l, addr[l], bytes, store, a);
-        if (store && a->read_only) fail(w, "read-only: store to '" + a->name + "' at offset " + std::to_string(addr[l] - a->base));
-      }
-      if (!a->written.empty()) {
-        if (store) mark(*a, addr[l] - a->base, bytes);
-        else if (m.check[CHECK_MEMORY_UNWRITTEN] && !all_written(*a, addr[l] - a->base, bytes))
-          report(w, "memory-never-written", "lane " + std::to_string(l) + " reads " + std::to_string(bytes) + " bytes at offset " +
-                                               std::to_string(addr[l] - a->base) + " of '" + a->name + "', not all of which were ever written");
-      }
-      if (track && (l == 0 || !(mask >> (l - 1) & 1) || (addr[l] ^ addr[l - 1]) >> 6 || (addr[l] & 63) + bytes > 64)) touch(*a, addr[l], bytes);
+namespace {
+
+// Whether an allocation is this wave's to use in this way; throws when not.
+void permit(Wave& w, const Allocation* a, int lane, uint64_t addr, uint32_t bytes, bool store) {
+  if (!a || addr < a->base || addr + bytes > a->end() || !owned(w, *a)) outside(w, lane, addr, bytes, store, a);
+  if (store && a->read_only) fail(w, "read-only: store to '" + a->name + "' at offset " + std::to_string(addr - a->base));
+}
+
+// Bytes in one allocation: written or read, and touched. ``lane`` for messages.
+void account(Wave& w, Allocation& a, int lane, uint64_t addr, uint64_t span, uint32_t bytes, bool store) {
+  if (!a.written.empty()) {
+    if (store) mark(a, addr - a.base, span);
+    else if (w.m->check[CHECK_MEMORY_UNWRITTEN] && !all_written(a, addr - a.base, span)) {
+      uint64_t at = addr;
+      while (at + bytes < addr + span && all_written(a, at - a.base, bytes)) at += bytes;
+      report(w, "memory-never-written", "lane " + std::to_string(lane + int((at - addr) / bytes)) + " reads " + std::to_string(bytes) +
+                                           " bytes at offset " + std::to_string(at - a.base) + " of '" + a.name + "', not all of which were ever written");
     }
   }
-  if (track) {
-    Counters& c = w.wg->launch->counters;
-    const int scope = (I.cpol & CPOL_SC0 ? 1 : 0) | (I.cpol & CPOL_SC1 ? 2 : 0);
-    const uint64_t total = uint64_t(bytes) * uint64_t(__builtin_popcountll(mask));
-    (store ? c.traffic.store_bytes : c.traffic.load_bytes)[scope] += total;
-    if (I.cpol & CPOL_NT) c.nontemporal_bytes += total;
+  if (w.m->count_traffic) touch(a, addr, span);
+}
+
+}  // namespace
+
+namespace {
+
+// The lowest and the highest address of the lanes that are on, and every bit that is set in one of them.
+struct Extent { uint64_t lo, hi, bits; };
+Extent extent(const uint64_t* addr, uint64_t mask) {
+#if defined(__AVX512F__)
+  __m512i lo = _mm512_set1_epi64(-1), hi = _mm512_setzero_si512(), bits = hi;
+  for (int i = 0; i < LANES; i += 8) {
+    const __mmask8 on = __mmask8(mask >> i);
+    const __m512i a = _mm512_maskz_loadu_epi64(on, addr + i);
+    lo = _mm512_mask_min_epu64(lo, on, lo, a);
+    hi = _mm512_max_epu64(hi, a);
+    bits = _mm512_or_si512(bits, a);
   }
+  return {uint64_t(_mm512_reduce_min_epu64(lo)), uint64_t(_mm512_reduce_max_epu64(hi)), uint64_t(_mm512_reduce_or_epi64(bits))};
+#else
+  Extent e{~0ull, 0, 0};
+  for (int l = 0; l < LANES; ++l) {
+    const uint64_t on = -(mask >> l & 1);
+    e.lo = std::min(e.lo, addr[l] | ~on);
+    e.hi = std::max(e.hi, addr[l] & on);
+    e.bits |= addr[l] & on;
+  }
+  return e;
+#endif
+}
+
+}  // namespace
+
+bool check_access(Wave& w, const Inst& I, const uint64_t* addr, uint64_t mask, uint32_t bytes, bool store, int align) {
+  if (!mask) return false;
+  Machine& m = *w.m;
+  const auto [lo, hi, low_bits] = extent(addr, mask);
+  if (align > 1 && (low_bits & uint64_t(align - 1)) && m.check[CHECK_MISALIGNED])
+    report(w, "misaligned", std::string(store ? "store" : "load") + " of " + std::to_string(bytes) + " bytes, lowest address " + hex(lo));
+  Allocation* a = w.r->last_hit;
+  if (!a || lo < a->base || hi + bytes > a->end()) a = m.find(lo);
+  const bool one = a && hi + bytes <= a->end();
+  bool peer = false;
+  if (one) {
+    w.r->last_hit = a;
+    permit(w, a, -1, lo, bytes, store);
+    peer = a->peer;
+  }
+  if (!one || !a->written.empty() || m.count_traffic) {
+    uint64_t apart = ~mask;
+    for (int l = 0; l < LANES; ++l) apart |= addr[l] ^ (lo + uint64_t(l) * bytes);
+    if (one && !apart) account(w, *a, 0, lo, uint64_t(bytes) * LANES, bytes, store);
+    // Lanes that follow each other, or read the same place, are accounted for together.
+    for (uint64_t left = one && !apart ? 0 : mask; left;) {
+      const int l = __builtin_ctzll(left);
+      uint64_t end = addr[l] + bytes;
+      left &= left - 1;
+      if (!one && (!a || addr[l] < a->base || addr[l] + bytes > a->end())) a = m.find(addr[l]);
+      if (!one) permit(w, a, l, addr[l], bytes, store);
+      while (left) {
+        const int next = __builtin_ctzll(left);
+        if (addr[next] == end && addr[next] + bytes <= a->end()) end += bytes;
+        else if (addr[next] + bytes != end) break;
+        left &= left - 1;
+      }
+      peer |= bool(a->peer);
+      account(w, *a, l, addr[l], end - addr[l], bytes, store);
+    }
+  }
+  if (m.count_traffic) {
+    Traffic& t = w.wg->launch->counters.traffic;
+    const int policy = (I.cpol & CPOL_SC0 ? 1 : 0) | (I.cpol & CPOL_SC1 ? 2 : 0) | (I.cpol & CPOL_NT ? 4 : 0);
+    (store ? t.store_bytes : t.load_bytes)[policy] += uint64_t(bytes) * uint64_t(__builtin_popcountll(mask));
+  }
+  return peer;
 }
 
 void check_scalar_access(Wave& w, uint64_t addr, uint32_t bytes) {
   Machine& m = *w.m;
-  Allocation* a = m.last_hit;
+  Allocation* a = w.r->last_hit;
   if (!a || addr < a->base || addr + bytes > a->end()) a = m.find(addr);
-  if (!a || addr + bytes > a->end() || !owned(w, *a)) outside(w, -1, addr, bytes, false, a);
+  permit(w, a, -1, addr, bytes, false);
   if (!a->written.empty() && m.check[CHECK_MEMORY_UNWRITTEN] && !all_written(*a, addr - a->base, bytes))
     report(w, "memory-never-written", "scalar load at offset " + std::to_string(addr - a->base) + " of '" + a->name + "'");
   if (m.count_traffic) touch(*a, addr, bytes);
@@ -134,20 +200,56 @@ void check_scalar_access(Wave& w, uint64_t addr, uint32_t bytes) {
 
 void write_bytes(Wave& w, uint64_t addr, const void* data, uint32_t bytes) {
   void* p = reinterpret_cast<void*>(addr);
-  if (std::memcmp(p, data, bytes)) {
-    std::memcpy(p, data, bytes);
-    w.m->progress_clock = w.m->clock;
-    if (!w.m->parked.empty()) wake(*w.m, addr, bytes);
+  if (!std::memcmp(p, data, bytes)) return;
+  std::memcpy(p, data, bytes);
+  w.r->progress_clock = w.r->clock;
+  memory_changed(w, addr, bytes);
+}
+
+// Sleepers that look at the place wake: this rank's, and everybody's where peers may look.
+void memory_changed(Wave& w, uint64_t addr, uint32_t bytes) {
+  wake(*w.r, addr, bytes);
+  if (w.m->defer || w.m->rank.size() == 1) return;
+  for (Rank& r : w.m->rank)
+    if (&r != w.r) wake(r, addr, bytes);
+}
+
+void peer_store(Wave& w, uint64_t addr, const void* data, uint32_t bytes, bool handoff) {
+  Rank& r = *w.r;
+  Deferred d{addr, bytes, uint32_t(w.depth), handoff ? w.wg->linear : -1, {}};
+  std::memcpy(d.data, data, bytes);
+  r.deferred.push_back(d);
+  for (uint64_t q = addr & ~3ull; q < addr + bytes; q += 4) {
+    uint32_t word;
+    const auto it = r.overlay.find(q >> 2);
+    if (it != r.overlay.end()) word = it->second;
+    else std::memcpy(&word, reinterpret_cast<void*>(q), 4);
+    for (uint64_t i = std::max(q, addr); i < std::min(q + 4, addr + bytes); ++i)
+      reinterpret_cast<uint8_t*>(&word)[i - q] = d.data[i - addr];
+    r.overlay[q >> 2] = word;
+  }
+  w.peer_round = w.m->round;
+  r.progress_clock = r.clock;
+  wake(r, addr, bytes);
+}
+
+void peer_load(Wave& w, uint64_t addr, uint32_t bytes, void* out) {
+  std::memcpy(out, reinterpret_cast<void*>(addr), bytes);
+  for (uint64_t q = addr & ~3ull; q < addr + bytes; q += 4) {
+    const auto it = w.r->overlay.find(q >> 2);
+    if (it == w.r->overlay.end()) continue;
+    for (uint64_t i = std::max(q, addr); i < std::min(q + 4, addr + bytes); ++i)
+      static_cast<uint8_t*>(out)[i - addr] = reinterpret_cast<const uint8_t*>(&it->second)[i - q];
   }
 }
 
 // A wave that reads what another workgroup handed over comes one hand-off after it.
 void note_handoff_store(Wave& w, uint64_t addr) {
-  w.m->handoffs[addr >> 3] = Handoff{uint32_t(w.depth), w.wg->rank, w.wg->linear};
+  w.r->handoffs[addr >> 3] = Handoff{uint32_t(w.depth), w.wg->rank, w.wg->linear};
 }
 void note_handoff_load(Wave& w, uint64_t addr) {
-  const auto it = w.m->handoffs.find(addr >> 3);
-  if (it == w.m->handoffs.end()) return;
+  const auto it = w.r->handoffs.find(addr >> 3);
+  if (it == w.r->handoffs.end()) return;
   const Handoff& h = it->second;
   const uint64_t depth = h.depth + (h.rank != w.wg->rank || h.workgroup != w.wg->linear);
   if (depth > w.depth) w.depth = depth;

@@ -17,17 +17,31 @@ using u16 = uint16_t;
 
 typedef float Row16 __attribute__((vector_size(64), aligned(4), may_alias));
 
-// out[m][n] = sum over k, in order, of a[k][m] * b[k][n]; four rows at a time.
-template <int N>
+#if defined(__AVX512F__)
+inline Row16 fused(Row16 a, Row16 b, Row16 c) { return Row16(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c))); }
+inline Row16 spread(float x) { return Row16(_mm512_set1_ps(x)); }
+#else
+inline Row16 spread(float x) { return Row16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+inline Row16 fused(Row16 a, Row16 b, Row16 c) {
+  for (int i = 0; i < 16; ++i) c[i] = std::fma(a[i], b[i], c[i]);
+  return c;
+}
+#endif
+
+// out[m][n] = sum over k, in order, of a[k][m] * b[k][n]. EXACT: the products fit f32, so that a fused multiply-add
+// rounds as the product and the sum do.
+template <int N, bool EXACT>
 void multiply(const float* at, const float* bt, int k_len, float* out) {
-  constexpr int V = N / 16, ROWS = 4;
+  constexpr int V = N / 16, ROWS = 16 / V;
   for (int m = 0; m < N; m += ROWS) {
     Row16 acc[ROWS][V] = {};
     for (int k = 0; k < k_len; ++k) {
       const Row16* b = reinterpret_cast<const Row16*>(bt + k * N);
+#pragma GCC unroll 16
       for (int i = 0; i < ROWS; ++i) {
-        const float x = at[k * N + m + i];
-        for (int v = 0; v < V; ++v) acc[i][v] += x * b[v];
+        const Row16 x = spread(at[k * N + m + i]);
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) acc[i][v] = EXACT ? fused(x, b[v], acc[i][v]) : acc[i][v] + x * b[v];
       }
     }
     for (int i = 0; i < ROWS; ++i)
@@ -42,7 +56,7 @@ inline int result_row(int m_dim, int lane, int r) {
 const u32* register_lanes(Wave& w, const Inst& I, int k, int part, u32* tmp) {
   const Operand& o = I.ops[k];
   if (o.kind == KIND_VGPR) {
-    if (!w.vdef.empty()) check_vgpr_read(w, I, o.reg + part, ~0ull);
+    if (w.vdef) check_vgpr_read(w, I, o.reg + part, ~0ull);
     return w.lane(o.reg + part);
   }
   if (o.kind != KIND_CONST) fail(w, "an MFMA source that is neither a register nor a constant");
@@ -57,7 +71,9 @@ void accumulate(Wave& w, const Inst& I, const float* out) {
   u32 r[REGS][LANES], tmp[LANES];
   for (int q = 0; q < REGS; ++q) {
     const u32* c = register_lanes(w, I, 3, q, tmp);
-    for (int l = 0; l < LANES; ++l) r[q][l] = as_u32(as_f32(c[l]) + out[result_row(M, l, q) * M + l % M]);
+    for (int l0 = 0; l0 < LANES; l0 += 16)  // a row of the result, or half of one
+      *reinterpret_cast<Row16*>(r[q] + l0) =
+          *reinterpret_cast<const Row16*>(c + l0) + *reinterpret_cast<const Row16*>(out + result_row(M, l0, q) * M + l0 % M);
   }
   for (int q = 0; q < REGS; ++q) {
     std::memcpy(w.lane(I.ops[0].reg + q), r[q], sizeof r[q]);
@@ -70,9 +86,9 @@ void refuse_broadcast(Wave& w, const Inst& I) {
 }
 
 // ---- elements of a plain operand: unpack(word array of a lane, element) -> float
-struct Bf16 { static constexpr int per_word = 2; static float get(u32 x, int e) { return bf16_to_f32(u16(x >> (16 * e))); } };
-struct Half { static constexpr int per_word = 2; static float get(u32 x, int e) { return f16_to_f32(u16(x >> (16 * e))); } };
-struct Single { static constexpr int per_word = 1; static float get(u32 x, int) { return as_f32(x); } };
+struct Bf16 { static constexpr bool exact = true; static constexpr int per_word = 2; static float get(u32 x, int e) { return bf16_to_f32(u16(x >> (16 * e))); } };
+struct Half { static constexpr bool exact = true; static constexpr int per_word = 2; static float get(u32 x, int e) { return f16_to_f32(u16(x >> (16 * e))); } };
+struct Single { static constexpr bool exact = false; static constexpr int per_word = 1; static float get(u32 x, int) { return as_f32(x); } };
 
 template <int M, int K, class T>
 void mfma_f32(Wave& w, const Inst& I) {
@@ -88,7 +104,7 @@ void mfma_f32(Wave& w, const Inst& I) {
     for (int l = 0; l < LANES; ++l)
       for (int e = 0; e < T::per_word; ++e) bt[((l / M) * PER_LANE + q * T::per_word + e) * M + l % M] = T::get(pb[l], e);
   }
-  multiply<M>(at, bt, K, out);
+  multiply<M, T::exact>(at, bt, K, out);
   accumulate<M>(w, I, out);
 }
 
@@ -123,7 +139,7 @@ void mfma_fp8(Wave& w, const Inst& I) {
     for (int l = 0; l < LANES; ++l)
       for (int e = 0; e < 4; ++e) bt[((l / M) * PER_LANE + q * 4 + e) * M + l % M] = tb[pb[l] >> (8 * e) & 0xff];
   }
-  multiply<M>(at, bt, K, out);
+  multiply<M, true>(at, bt, K, out);
   accumulate<M>(w, I, out);
 }
 
@@ -131,6 +147,35 @@ void mfma_fp8(Wave& w, const Inst& I) {
 // An 8-bit operand's 32 bytes are two halves of 16: k = 16 g and K / 2 + 16 g. An e2m1 operand's 16 bytes are
 // k = 32 g, low nibble first.
 // ``out`` is [K][M].
+#if defined(__AVX512F__)
+// Sixteen lanes' values of byte or nibble ``e`` of a word each.
+inline __m512 decode16(__m512i words, int e, int format, __m512 table) {
+  if (format == 4) return _mm512_permutexvar_ps(_mm512_srli_epi32(words, unsigned(4 * e)), table);
+  const __m512i x = _mm512_srli_epi32(words, unsigned(8 * e));
+  const __m512i mag = _mm512_and_si512(x, _mm512_set1_epi32(0x7f));
+  const __m512i sign = _mm512_slli_epi32(_mm512_and_si512(x, _mm512_set1_epi32(0x80)), 24);
+  const bool e5 = format == 1;
+  // The exponent moves from the small format's bias to f32's; denormals (the first codes) come from the table.
+  __m512i value = _mm512_add_epi32(_mm512_slli_epi32(mag, e5 ? 21 : 20), _mm512_set1_epi32((127 - (e5 ? 15 : 7)) << 23));
+  const __mmask16 tiny = _mm512_cmplt_epi32_mask(mag, _mm512_set1_epi32(e5 ? 4 : 8));
+  value = _mm512_mask_mov_epi32(value, tiny, __m512i(_mm512_permutexvar_ps(mag, table)));
+  if (e5) {
+    value = _mm512_mask_mov_epi32(value, _mm512_cmpeq_epi32_mask(mag, _mm512_set1_epi32(0x7c)), _mm512_set1_epi32(0x7f800000));
+    value = _mm512_mask_mov_epi32(value, _mm512_cmpgt_epi32_mask(mag, _mm512_set1_epi32(0x7c)), _mm512_set1_epi32(0x7fc00000));
+  } else value = _mm512_mask_mov_epi32(value, _mm512_cmpeq_epi32_mask(mag, _mm512_set1_epi32(0x7f)), _mm512_set1_epi32(0x7fc00000));
+  return __m512(_mm512_or_si512(value, sign));
+}
+#endif
+template <int M>
+inline void decode_row(const u32* lanes, int e, int format, const float* t, float* out) {
+#if defined(__AVX512F__)
+  const __m512 table = _mm512_loadu_ps(t);
+  for (int i = 0; i < M; i += 16) _mm512_storeu_ps(out + i, decode16(_mm512_loadu_si512(lanes + i), e, format, table));
+#else
+  const int bits = format == 4 ? 4 : 8;
+  for (int i = 0; i < M; ++i) out[i] = t[lanes[i] >> (bits * e) & ((1u << bits) - 1)];
+#endif
+}
 template <int M, int K>
 void decode_f8f6f4(Wave& w, const Inst& I, int op, int format, float* out) {
   u32 tmp[LANES];
@@ -141,17 +186,21 @@ void decode_f8f6f4(Wave& w, const Inst& I, int op, int format, float* out) {
   for (int q = 0; q < words; ++q) {
     const u32* p = register_lanes(w, I, op, q, tmp);
     for (int g = 0; g < LANES / M; ++g) {
-      const u32* lanes = p + g * M;
-      if (format == 4) {
-        for (int e = 0; e < 8; ++e)
-          for (int i = 0; i < M; ++i) out[(32 * g + 8 * q + e) * M + i] = t[lanes[i] >> (4 * e) & 15];
-      } else {
-        const int k0 = (q < 4 ? 0 : K / 2) + 16 * g + 4 * (q & 3);
-        for (int e = 0; e < 4; ++e)
-          for (int i = 0; i < M; ++i) out[(k0 + e) * M + i] = t[lanes[i] >> (8 * e) & 0xff];
-      }
+      const int k0 = format == 4 ? 32 * g + 8 * q : (q < 4 ? 0 : K / 2) + 16 * g + 4 * (q & 3);
+      for (int e = 0; e < (format == 4 ? 8 : 4); ++e) decode_row<M>(p + g * M, e, format, t, out + (k0 + e) * M);
     }
   }
+}
+
+template <int M>
+void add_scaled(const float* part, const u32 (*codes)[M], float* sum) {
+  float col[M];
+  for (int j = 0; j < M; ++j) col[j] = as_f32(codes[1][j] << 23);
+  for (int i = 0; i < M; ++i)
+    for (int v = 0; v < M; v += 16) {
+      const Row16 scale = spread(as_f32(codes[0][i] << 23)) * *reinterpret_cast<const Row16*>(col + v);
+      *reinterpret_cast<Row16*>(sum + i * M + v) += *reinterpret_cast<const Row16*>(part + i * M + v) * scale;
+    }
 }
 
 template <int M, int K, bool SCALED>
@@ -170,22 +219,20 @@ void mfma_f8f6f4(Wave& w, const Inst& I) {
     byte_b = (I.op_sel >> 1 & 1) | (I.op_sel_hi >> 1 & 1) << 1;
   }
   for (int b = 0; b < BLOCKS; ++b) {
-    multiply<M>(at + 32 * b * M, bt + 32 * b * M, 32, part);
-    float row_scale[M], col_scale[M];
-    bool moderate = true;  // the product of two scales stays a normal float: no rounding on the way
+    multiply<M, true>(at + 32 * b * M, bt + 32 * b * M, 32, part);
+    // The product of two moderate scales stays a normal float: no rounding on the way.
+    const auto code = [&](const u32* s, int byte, int i) { return s ? s[b * M + i] >> (8 * byte) & 0xff : 127u; };
+    u32 codes[2][M], out_of_range = 0;
     for (int i = 0; i < M; ++i) {
-      const u32 ra = SCALED ? sa[b * M + i] >> (8 * byte_a) & 0xff : 127, cb = SCALED ? sb[b * M + i] >> (8 * byte_b) & 0xff : 127;
-      moderate &= ra >= 90 && ra <= 164 && cb >= 90 && cb <= 164;
-      row_scale[i] = e8m0_to_f32(ra);
-      col_scale[i] = e8m0_to_f32(cb);
+      codes[0][i] = code(sa, byte_a, i);
+      codes[1][i] = code(sb, byte_b, i);
+      out_of_range |= u32(codes[0][i] - 90 > 74) | u32(codes[1][i] - 90 > 74);
     }
-    for (int i = 0; i < M; ++i) {
-      if (moderate) {
-        for (int j = 0; j < M; ++j) sum[i * M + j] += part[i * M + j] * (row_scale[i] * col_scale[j]);
-      } else {
-        for (int j = 0; j < M; ++j) sum[i * M + j] += float(double(part[i * M + j]) * row_scale[i] * col_scale[j]);
-      }
-    }
+    if (!out_of_range) add_scaled<M>(part, codes, sum);
+    else
+      for (int i = 0; i < M; ++i)
+        for (int j = 0; j < M; ++j)
+          sum[i * M + j] += float(double(part[i * M + j]) * e8m0_to_f32(codes[0][i]) * e8m0_to_f32(codes[1][j]));
   }
   accumulate<M>(w, I, sum);
 }

@@ -18,18 +18,12 @@ void fail(const Wave& w, const std::string& what) {
   throw SimError(what);
 }
 
-void check_vgpr_read(Wave& w, const Inst& I, int reg, uint64_t mask) {
-  (void)I;
-  if (mask && !(w.vdef[reg] & mask))
-    report(w, "register-never-written",
-           "vector register " + std::to_string(reg) + " is read, but no active lane of it was ever written");
+void vgpr_never_written(Wave& w, int reg) {
+  report(w, "register-never-written", "vector register " + std::to_string(reg) + " is read, but no active lane of it was ever written");
 }
 
-void check_sgpr_read(Wave& w, const Inst& I, int reg) {
-  (void)I;
-  if (reg >= REG_M0 || reg >= SGPR_FILE) return;
-  if (!(w.sdef[reg >> 5] >> (reg & 31) & 1))
-    report(w, "register-never-written", "scalar register " + std::to_string(reg) + " is read, but was never written");
+void sgpr_never_written(Wave& w, int reg) {
+  report(w, "register-never-written", "scalar register " + std::to_string(reg) + " is read, but was never written");
 }
 
 // The lane that lane ``lane`` reads under this DPP control; false where there is none (outside the row or wave,

@@ -3,7 +3,10 @@
 //
 // Every resident workgroup is live: a wave runs for a quantum of instructions, then another is chosen. The
 // schedule is a function of the seed.
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cstdlib>
 
 #include "machine.h"
 
@@ -11,7 +14,7 @@ namespace cdna {
 
 enum Schedule : int32_t { RANDOM, ROUND_ROBIN, SLOWEST_FIRST, ONE_RANK_STALLED };
 
-uint64_t machine_clock(const Wave& w) { return w.m->clock / 16; }
+uint64_t machine_clock(const Wave& w) { return w.r->clock / 16; }
 
 std::string describe(const Wave& w) {
   const Workgroup& g = *w.wg;
@@ -19,142 +22,175 @@ std::string describe(const Wave& w) {
          std::to_string(g.id[2]) + ") wave " + std::to_string(w.wave_in_group);
 }
 
+void pool_free(Rank& r) {
+  for (uint8_t* slab : r.slabs) std::free(slab);
+  r.slabs.clear();
+  r.pool.clear();
+}
+
 namespace {
 
-struct Scheduler {
-  Machine& m;
-  std::vector<Wave*> ready;
-  std::vector<std::unique_ptr<Workgroup>> live;
-  std::vector<std::vector<int>> free_cu;  // per rank: free workgroup slots of each compute unit
-  size_t turn = 0;
+int waves_of(const Launch& l) { return (l.block[0] * l.block[1] * l.block[2] + LANES - 1) / LANES; }
 
-  explicit Scheduler(Machine& machine) : m(machine) {}
+// How many workgroups of this launch a compute unit holds: registers and wave slots a SIMD, LDS.
+int per_cu(const Machine& m, const Launch& l) {
+  const int vgprs = std::max(8, (l.kernel->num_vgprs + 7) / 8 * 8);
+  const int waves_per_simd = std::min(8, 512 / vgprs);
+  int n = 4 * waves_per_simd / std::max(1, waves_of(l));
+  if (l.lds_bytes) n = std::min(n, m.lds_per_cu / l.lds_bytes);
+  return n;
+}
 
-  static int waves_of(const Launch& l) { return (l.block[0] * l.block[1] * l.block[2] + LANES - 1) / LANES; }
-
-  // How many workgroups of this launch a compute unit holds: registers and wave slots a SIMD, LDS.
-  int per_cu(const Launch& l) const {
-    const int vgprs = std::max(8, (l.kernel->num_vgprs + 7) / 8 * 8);
-    const int waves_per_simd = std::min(8, 512 / vgprs);
-    const int waves = waves_of(l);
-    int n = 4 * waves_per_simd / std::max(1, waves);
-    if (l.lds_bytes) n = std::min(n, m.lds_per_cu / l.lds_bytes);
-    return n;
-  }
-
-  void place(Launch& l) {
-    auto g = std::make_unique<Workgroup>();
-    const int index = l.next++;
-    g->linear = index;
-    g->id[0] = index % l.grid[0];
-    g->id[1] = index / l.grid[0] % l.grid[1];
-    g->id[2] = index / l.grid[0] / l.grid[1];
-    g->rank = l.rank;
-    g->launch = &l;
-    // Workgroups go to the XCDs in turn, and to the compute units of an XCD in turn.
-    const int cus = m.num_cu / m.num_xcd;
-    std::vector<int>& slots = free_cu[size_t(l.rank)];
-    g->xcd = index % m.num_xcd;
-    g->cu = -1;
-    for (int step = 0; step < m.num_xcd && g->cu < 0; ++step) {
-      const int xcd = (index + step) % m.num_xcd;
-      for (int i = 0; i < cus; ++i) {
-        const int cu = xcd * cus + (index / m.num_xcd + i) % cus;
-        if (slots[size_t(cu)] > 0) { g->cu = cu; g->xcd = xcd; break; }
-      }
-    }
-    --slots[size_t(g->cu)];
-    g->lds.assign(size_t(l.lds_bytes), 0xa5);
-    if (m.check[CHECK_LDS_UNWRITTEN]) g->lds_written.assign(size_t(l.lds_bytes), 0);
-    if (m.check[CHECK_LDS_RACE]) g->lds_shadow.assign(size_t(l.lds_bytes + 3) / 4, LdsShadow{});
-    const int waves = waves_of(l), vgprs = std::max(1, l.kernel->num_vgprs);
-    g->vgprs.assign(size_t(waves) * size_t(vgprs) * LANES + 16, 0x7fbadbadu);
-    uint32_t* base = reinterpret_cast<uint32_t*>((reinterpret_cast<uintptr_t>(g->vgprs.data()) + 63) & ~uintptr_t(63));
-    g->waves.resize(size_t(waves));
-    const int threads = l.block[0] * l.block[1] * l.block[2];
-    for (int i = 0; i < waves; ++i) {
-      Wave& w = g->waves[size_t(i)];
-      w.v = base + size_t(i) * size_t(vgprs) * LANES;
-      w.wave_in_group = i;
-      w.wg = g.get();
-      w.m = &m;
-      w.k = l.kernel;
-      if (m.check[CHECK_REGISTER]) w.vdef.assign(size_t(vgprs), 0);
-      if (l.kernel->scratch_bytes) w.scratch.assign(size_t(l.kernel->scratch_bytes) * LANES, 0xa5);
-      for (int lane = 0; lane < LANES; ++lane) {
-        const int t = i * LANES + lane;
-        const uint32_t x = uint32_t(t % l.block[0]), y = uint32_t(t / l.block[0] % l.block[1]), z = uint32_t(t / l.block[0] / l.block[1]);
-        w.lane(0)[lane] = x | (l.workitem_dims > 0 ? y << 10 : 0) | (l.workitem_dims > 1 ? z << 20 : 0);
-      }
-      const int active = std::min(LANES, threads - i * LANES);
-      w.set_exec(active == LANES ? ~0ull : (1ull << active) - 1);
-      if (!w.vdef.empty()) w.vdef[0] = ~0ull;
-      start_sgprs(w, l, *g);
-      ready.push_back(&w);
-    }
-    g->live = true;
-    live.push_back(std::move(g));
-  }
-
-  static void start_sgprs(Wave& w, const Launch& l, const Workgroup& g) {
-    const auto set = [&](int reg, uint32_t value) { w.s[reg] = value; w.sdef[reg >> 5] |= 1u << (reg & 31); };
-    const auto set64 = [&](int reg, uint64_t value) { if (reg >= 0) { set(reg, uint32_t(value)); set(reg + 1, uint32_t(value >> 32)); } };
-    set64(l.kernarg_sgpr, l.kernarg);
-    set64(l.dispatch_sgpr, l.dispatch_packet);
-    set64(l.queue_sgpr, 0);
-    set64(l.dispatch_id_sgpr, 0);
-    if (l.private_size_sgpr >= 0) set(l.private_size_sgpr, uint32_t(l.kernel->scratch_bytes));
-    for (int i = 0; i < l.preload_dwords; ++i) {
-      uint32_t value;
-      std::memcpy(&value, reinterpret_cast<void*>(l.kernarg + 4 * uint64_t(l.preload_offset + i)), 4);
-      set(l.preload_first + i, value);
-    }
-    int next = l.user_sgprs;
-    if (l.id_x) set(next++, uint32_t(g.id[0]));
-    if (l.id_y) set(next++, uint32_t(g.id[1]));
-    if (l.id_z) set(next++, uint32_t(g.id[2]));
-    if (l.workgroup_info) set(next++, 0);
-    w.sdef[REG_VCC >> 5] |= 0;
-  }
-
-  Wave* choose() {
-    if (ready.empty()) return nullptr;
-    size_t pick = 0;
-    switch (m.schedule) {
-      case ROUND_ROBIN:
-        pick = turn++ % ready.size();
-        break;
-      case SLOWEST_FIRST: {  // the workgroups that have issued least wait longest: prefer the ones ahead
-        pick = m.rng() % ready.size();
-        for (int i = 0; i < 6; ++i) {
-          const size_t other = m.rng() % ready.size();
-          if (ready[other]->wg->linear < ready[pick]->wg->linear) pick = other;
-        }
-        break;
-      }
-      case ONE_RANK_STALLED: {  // rank 0 gets a turn in sixty-four
-        pick = m.rng() % ready.size();
-        for (int i = 0; i < 8 && ready[pick]->wg->rank == 0 && m.rng() % 64; ++i) pick = m.rng() % ready.size();
-        break;
-      }
-      default:
-        pick = m.rng() % ready.size();
-    }
-    Wave* w = ready[pick];
-    ready[pick] = ready.back();
-    ready.pop_back();
-    return w;
-  }
-
-  void finish(Workgroup& g, std::vector<std::vector<Launch*>>& queues, std::vector<size_t>& at);
-  void start(std::vector<std::vector<Launch*>>& queues, std::vector<size_t>& at, int rank);
-  [[noreturn]] void deadlock();
+// Where the parts of a workgroup's block of memory lie.
+struct Block {
+  size_t vgprs, vdef, lds, wtag, rtag, bytes;
 };
+Block block_of(const Machine& m, const Launch& l) {
+  const auto up = [](size_t n) { return (n + 63) / 64 * 64; };
+  const size_t regs = size_t(waves_of(l)) * size_t(std::max(1, l.kernel->num_vgprs));
+  const size_t tags = m.check[CHECK_LDS_UNWRITTEN] || m.check[CHECK_LDS_RACE] ? up(size_t(l.lds_bytes + 3) / 4 * 4) : 0;
+  Block b;
+  b.vgprs = 0;
+  b.vdef = regs * LANES * 4;
+  b.lds = b.vdef + (m.check[CHECK_REGISTER] ? up(regs * 8) : 0);
+  b.wtag = b.lds + up(size_t(l.lds_bytes));
+  b.rtag = b.wtag + tags;
+  b.bytes = b.rtag + tags + 64;
+  return b;
+}
 
-void Scheduler::start(std::vector<std::vector<Launch*>>& queues, std::vector<size_t>& at, int rank) {
-  if (at[size_t(rank)] >= queues[size_t(rank)].size()) return;
-  Launch& l = *queues[size_t(rank)][at[size_t(rank)]];
-  const int slots = per_cu(l);
+// A block from the rank's pool, which keeps those of ended workgroups: their pages are there already.
+uint8_t* take_block(Rank& r, size_t bytes, int wanted) {
+  if (r.pool_bytes != bytes && r.live.empty()) {
+    pool_free(r);
+    r.pool_bytes = bytes;
+  }
+  if (r.pool_bytes != bytes) throw SimError("internal: blocks of two sizes at once");
+  if (r.pool.empty()) {
+    constexpr size_t SLAB = size_t(64) << 20, PAGE = size_t(2) << 20;
+    const size_t count = std::clamp<size_t>(SLAB / bytes, 1, size_t(wanted)), size = (count * bytes + PAGE - 1) / PAGE * PAGE;
+    auto* slab = static_cast<uint8_t*>(std::aligned_alloc(size > PAGE ? PAGE : 4096, size));
+    if (!slab) throw SimError("no memory for " + std::to_string(count) + " workgroups of " + std::to_string(bytes) + " bytes");
+    if (size > PAGE) madvise(slab, size, MADV_HUGEPAGE);
+    r.slabs.push_back(slab);
+    for (size_t i = count; i--;) r.pool.push_back(slab + i * bytes);
+  }
+  uint8_t* out = r.pool.back();
+  r.pool.pop_back();
+  return out;
+}
+
+void start_sgprs(Wave& w, const Launch& l, const Workgroup& g) {
+  const auto set = [&](int reg, uint32_t value) { w.s[reg] = value; w.sdef[reg >> 5] |= 1u << (reg & 31); };
+  const auto set64 = [&](int reg, uint64_t value) { if (reg >= 0) { set(reg, uint32_t(value)); set(reg + 1, uint32_t(value >> 32)); } };
+  set64(l.kernarg_sgpr, l.kernarg);
+  set64(l.dispatch_sgpr, l.dispatch_packet);
+  set64(l.queue_sgpr, 0);
+  set64(l.dispatch_id_sgpr, 0);
+  if (l.private_size_sgpr >= 0) set(l.private_size_sgpr, uint32_t(l.kernel->scratch_bytes));
+  for (int i = 0; i < l.preload_dwords; ++i) {
+    uint32_t value;
+    std::memcpy(&value, reinterpret_cast<void*>(l.kernarg + 4 * uint64_t(l.preload_offset + i)), 4);
+    set(l.preload_first + i, value);
+  }
+  int next = l.user_sgprs;
+  if (l.id_x) set(next++, uint32_t(g.id[0]));
+  if (l.id_y) set(next++, uint32_t(g.id[1]));
+  if (l.id_z) set(next++, uint32_t(g.id[2]));
+  if (l.workgroup_info) set(next++, 0);
+}
+
+// Workgroups go to the XCDs in turn, and to the compute units of an XCD in turn.
+void choose_unit(const Machine& m, Rank& r, Workgroup& g, int index) {
+  const int cus = m.num_cu / m.num_xcd;
+  for (int step = 0; step < m.num_xcd; ++step) {
+    const int xcd = (index + step) % m.num_xcd;
+    for (int i = 0; i < cus; ++i) {
+      const int cu = xcd * cus + (index / m.num_xcd + i) % cus;
+      if (r.free_cu[size_t(cu)] <= 0) continue;
+      --r.free_cu[size_t(cu)];
+      g.cu = cu;
+      g.xcd = xcd;
+      return;
+    }
+  }
+  throw SimError("internal: no free compute unit");
+}
+
+void place(Rank& r, Launch& l) {
+  Machine& m = *r.m;
+  auto g = std::make_unique<Workgroup>();
+  const int index = l.next++;
+  g->linear = index;
+  g->id[0] = index % l.grid[0];
+  g->id[1] = index / l.grid[0] % l.grid[1];
+  g->id[2] = index / l.grid[0] / l.grid[1];
+  g->rank = l.rank;
+  g->launch = &l;
+  choose_unit(m, r, *g, index);
+  const Block b = block_of(m, l);
+  const int waves = waves_of(l), vgprs = std::max(1, l.kernel->num_vgprs);
+  g->block = take_block(r, b.bytes, l.total - index);
+  auto* registers = reinterpret_cast<uint32_t*>(g->block + b.vgprs);
+  std::fill(registers, registers + size_t(waves) * size_t(vgprs) * LANES, 0x7fbadbadu);
+  std::memset(g->block + b.vdef, 0, b.lds - b.vdef);
+  g->lds = g->block + b.lds;
+  g->lds_bytes = uint32_t(l.lds_bytes);
+  std::memset(g->lds, 0xa5, size_t(l.lds_bytes));
+  if (b.rtag > b.wtag) {
+    g->lds_wtag = reinterpret_cast<uint32_t*>(g->block + b.wtag);
+    g->lds_rtag = reinterpret_cast<uint32_t*>(g->block + b.rtag);
+    std::memset(g->lds_wtag, 0, b.bytes - b.wtag);
+  }
+  g->waves.resize(size_t(waves));
+  const int threads = l.block[0] * l.block[1] * l.block[2];
+  for (int i = 0; i < waves; ++i) {
+    Wave& w = g->waves[size_t(i)];
+    w.v = registers + size_t(i) * size_t(vgprs) * LANES;
+    w.wave_in_group = i;
+    w.wg = g.get();
+    w.m = &m;
+    w.r = &r;
+    w.k = l.kernel;
+    w.first_clock = r.clock;
+    if (m.check[CHECK_REGISTER]) w.vdef = reinterpret_cast<uint64_t*>(g->block + b.vdef) + size_t(i) * size_t(vgprs);
+    if (l.kernel->scratch_bytes) w.scratch.assign(size_t(l.kernel->scratch_bytes) * LANES, 0xa5);
+    for (int lane = 0; lane < LANES; ++lane) {
+      const int t = i * LANES + lane;
+      const uint32_t x = uint32_t(t % l.block[0]), y = uint32_t(t / l.block[0] % l.block[1]), z = uint32_t(t / l.block[0] / l.block[1]);
+      w.lane(0)[lane] = x | (l.workitem_dims > 0 ? y << 10 : 0) | (l.workitem_dims > 1 ? z << 20 : 0);
+    }
+    const int active = std::min(LANES, threads - i * LANES);
+    w.set_exec(active == LANES ? ~0ull : (1ull << active) - 1);
+    if (w.vdef) w.vdef[0] = ~0ull;
+    start_sgprs(w, l, *g);
+    r.ready.push_back(&w);
+  }
+  r.live.push_back(std::move(g));
+}
+
+}  // namespace
+
+Wave* choose(Rank& r) {
+  std::vector<Wave*>& ready = r.ready;
+  if (ready.empty()) return nullptr;
+  size_t pick = r.m->schedule == ROUND_ROBIN ? r.turn++ % ready.size() : r.rng() % ready.size();
+  if (r.m->schedule == SLOWEST_FIRST)  // what is ahead runs on, what is behind waits as long as can be
+    for (int i = 0; i < 6; ++i) {
+      const size_t other = r.rng() % ready.size();
+      if (ready[other]->wg->issued > ready[pick]->wg->issued) pick = other;
+    }
+  Wave* w = ready[pick];
+  ready[pick] = ready.back();
+  ready.pop_back();
+  return w;
+}
+
+void start(Rank& r) {
+  if (r.at >= r.queue.size()) return;
+  Machine& m = *r.m;
+  Launch& l = *r.queue[r.at];
+  const int slots = per_cu(m, l);
   l.total = l.grid[0] * l.grid[1] * l.grid[2];
   if (slots < 1)
     throw SimError("launch refused: a workgroup of " + std::to_string(waves_of(l)) + " waves, " + std::to_string(l.kernel->num_vgprs) +
@@ -162,59 +198,78 @@ void Scheduler::start(std::vector<std::vector<Launch*>>& queues, std::vector<siz
   if (l.persistent && l.total > slots * m.num_cu)
     throw SimError("launch refused: " + std::to_string(l.total) + " workgroups must all be resident, but only " +
                    std::to_string(slots * m.num_cu) + " fit (" + std::to_string(slots) + " a compute unit, " + std::to_string(m.num_cu) + " units)");
-  free_cu[size_t(rank)].assign(size_t(m.num_cu), slots);
-  if (m.hostile) hostile_launch_begin(m, rank);
+  r.free_cu.assign(size_t(m.num_cu), slots);
+  if (m.hostile) hostile_launch_begin(m, r.id);
   if (!l.total) throw SimError("launch refused: an empty grid");
-  while (l.next < l.total && l.next < slots * m.num_cu) place(l);
+  l.executed.assign(l.kernel->code.size(), 0);
+  while (l.next < l.total && l.next < slots * m.num_cu) place(r, l);
 }
 
-void Scheduler::finish(Workgroup& g, std::vector<std::vector<Launch*>>& queues, std::vector<size_t>& at) {
+namespace {
+
+void record(const Wave& w, Launch& l) {
+  Counters& c = l.counters;
+  WaveRecord one{};
+  one.workgroup = uint64_t(w.wg->linear);
+  one.wave = uint64_t(w.wave_in_group);
+  one.compute_unit = uint64_t(w.wg->cu);
+  one.issued = w.issued;
+  one.barriers = w.barrier_count;
+  one.polls = w.polls;
+  one.depth = w.depth;
+  one.first_clock = w.first_clock;
+  one.last_clock = w.last_clock;
+  for (int i = 0; i < NUM_CLASSES; ++i) c.by_class[i] += one.by_class[i] = w.by_class[i];
+  c.longest_wave = std::max(c.longest_wave, w.issued);
+  c.handoff_depth = std::max(c.handoff_depth, w.depth);
+  ++c.waves;
+  l.waves.push_back(one);
+}
+
+void finish(Rank& r, Workgroup& g) {
   Launch& l = *g.launch;
-  for (Wave& w : g.waves) {
-    Counters& c = l.counters;
-    for (int i = 0; i < NUM_CLASSES; ++i) c.by_class[i] += w.by_class[i];
-    c.longest_wave = std::max(c.longest_wave, w.issued);
-    c.handoff_depth = std::max(c.handoff_depth, w.depth);
-    ++c.waves;
-  }
-  ++free_cu[size_t(l.rank)][size_t(g.cu)];
+  for (const Wave& w : g.waves) record(w, l);
+  ++r.free_cu[size_t(g.cu)];
+  r.pool.push_back(g.block);
   ++l.finished;
-  for (auto& slot : live)
+  for (auto& slot : r.live)
     if (slot.get() == &g) {
-      slot = std::move(live.back());
-      live.pop_back();
+      slot = std::move(r.live.back());
+      r.live.pop_back();
       break;
     }
-  if (l.next < l.total) place(l);
+  if (l.next < l.total) place(r, l);
   else if (l.finished == l.total) {
-    if (m.hostile) hostile_launch_end(m, l.rank);
-    ++at[size_t(l.rank)];
-    start(queues, at, l.rank);
+    if (r.m->hostile) hostile_launch_end(*r.m, r.id);
+    ++r.at;
+    start(r);
   }
-}
-
-void Scheduler::deadlock() {
-  std::string text = "deadlock: no memory changed for " + std::to_string(m.clock - m.progress_clock) + " instructions;";
-  int polling = 0, waiting = 0, shown = 0;
-  for (const auto& g : live)
-    for (const Wave& w : g->waves) {
-      if (w.state == WAVE_BARRIER) ++waiting;
-      else if (w.state == WAVE_READY) ++polling;
-    }
-  text += " " + std::to_string(polling) + " waves poll or run, " + std::to_string(waiting) + " wait at a barrier.";
-  for (const auto& g : live)
-    for (const Wave& w : g->waves) {
-      if (w.state != WAVE_READY || shown >= 12) continue;
-      ++shown;
-      text += "\n  " + describe(w) + " at line " + std::to_string(w.k->code[size_t(std::max(0, w.pc - 1))].line) + ": last load (line " +
-              std::to_string(w.last_load_line) + ") of " + hex(w.last_load_addr);
-      if (Allocation* a = m.find(w.last_load_addr)) text += " ('" + a->name + "' + " + std::to_string(w.last_load_addr - a->base) + ")";
-      text += " saw " + hex(w.last_load_value);
-    }
-  throw SimError(text);
 }
 
 }  // namespace
+
+void deadlock(Machine& m, uint64_t still) {
+  std::string text = "deadlock: no memory changed for " + std::to_string(still) + " instructions;";
+  int polling = 0, waiting = 0, shown = 0;
+  for (const Rank& r : m.rank)
+    for (const auto& g : r.live)
+      for (const Wave& w : g->waves) {
+        if (w.state == WAVE_BARRIER) ++waiting;
+        else if (w.state != WAVE_DONE) ++polling;
+      }
+  text += " " + std::to_string(polling) + " waves poll or run, " + std::to_string(waiting) + " wait at a barrier.";
+  for (const Rank& r : m.rank)
+    for (const auto& g : r.live)
+      for (const Wave& w : g->waves) {
+        if (w.state == WAVE_BARRIER || w.state == WAVE_DONE || shown >= 12) continue;
+        ++shown;
+        text += "\n  " + describe(w) + " at line " + std::to_string(w.k->code[size_t(std::max(0, w.pc - 1))].line) + ": last load (line " +
+                std::to_string(w.last_load_line) + ") of " + hex(w.last_load_addr);
+        if (Allocation* a = m.find(w.last_load_addr)) text += " ('" + a->name + "' + " + std::to_string(w.last_load_addr - a->base) + ")";
+        text += " saw " + hex(w.last_load_value);
+      }
+  throw SimError(text);
+}
 
 void barrier(Wave& w, const Inst& I) {
   Workgroup& g = *w.wg;
@@ -235,7 +290,7 @@ void barrier(Wave& w, const Inst& I) {
   if (g.done)
     report(w, "barrier-divergence", std::to_string(g.done) + " of " + std::to_string(g.waves.size()) + " waves ended before this barrier");
   g.at_barrier = 0;
-  w.m->progress_clock = w.m->clock;
+  w.r->progress_clock = w.r->clock;
   uint64_t depth = 0;
   for (const Wave& other : g.waves)
     if (other.state == WAVE_BARRIER) depth = std::max(depth, other.depth);
@@ -243,7 +298,7 @@ void barrier(Wave& w, const Inst& I) {
     if (other.state == WAVE_BARRIER) {
       other.state = WAVE_READY;
       other.depth = depth;
-      if (&other != &w) w.m->woken.push_back(&other);
+      if (&other != &w) w.r->woken.push_back(&other);
     }
 }
 
@@ -251,7 +306,7 @@ void end_program(Wave& w, const Inst&) {
   Workgroup& g = *w.wg;
   if (w.m->hostile && !w.pending.empty()) {
     // The end of a wave does not wait for its stores; the end of the launch does.
-    if (w.m->rng() % 16) {
+    if (w.r->rng() % 16) {
       --w.pc;
       w.yield = true;
       return;
@@ -261,14 +316,14 @@ void end_program(Wave& w, const Inst&) {
   w.state = WAVE_DONE;
   w.yield = true;
   ++g.done;
-  w.m->progress_clock = w.m->clock;
+  w.r->progress_clock = w.r->clock;
   if (g.at_barrier && g.at_barrier + g.done == int(g.waves.size())) {
     report(w, "barrier-divergence", "a wave ended while " + std::to_string(g.at_barrier) + " waves wait at a barrier");
     g.at_barrier = 0;
     for (Wave& other : g.waves)
       if (other.state == WAVE_BARRIER) {
         other.state = WAVE_READY;
-        w.m->woken.push_back(&other);
+        w.r->woken.push_back(&other);
       }
   }
 }
@@ -282,87 +337,85 @@ static void observe(Watch& watch, const Wave& w, const Inst& I) {
 }
 
 // Take a sleeping wave out of every line it watches.
-static void unpark(Machine& m, Wave* w) {
+void unpark(Rank& r, Wave* w) {
   w->parked = false;
   for (uint64_t line : w->parked_lines) {
-    auto it = m.parked.find(line);
-    if (it == m.parked.end()) continue;
+    auto it = r.parked.find(line);
+    if (it == r.parked.end()) continue;
     std::erase(it->second, w);
-    if (it->second.empty()) m.parked.erase(it);
+    if (it->second.empty()) r.parked.erase(it);
   }
   w->parked_lines.clear();
-  m.woken.push_back(w);
+  r.woken.push_back(w);
 }
 
-void wake(Machine& m, uint64_t addr, uint32_t bytes) {
+void park(Wave& w) {
+  w.parked = true;
+  w.parked_lines = w.poll_lines;
+  for (uint64_t line : w.parked_lines) w.r->parked[line].push_back(&w);
+}
+
+void wake(Rank& r, uint64_t addr, uint32_t bytes) {
+  if (r.parked.empty()) return;
   for (uint64_t line = addr >> 7; line <= (addr + bytes - 1) >> 7; ++line) {
-    auto it = m.parked.find(line);
-    if (it == m.parked.end()) continue;
+    auto it = r.parked.find(line);
+    if (it == r.parked.end()) continue;
     const std::vector<Wave*> waves = it->second;
     for (Wave* w : waves)
-      if (w->parked) unpark(m, w);
+      if (w->parked) unpark(r, w);
   }
 }
 
-void run_launches(Machine& m, std::vector<std::vector<Launch*>>& queues) {
-  Scheduler s(m);
-  m.parked.clear();
-  m.woken.clear();
-  m.handoffs.clear();
-  m.progress_clock = m.clock;
-  s.free_cu.resize(size_t(m.ranks));
-  std::vector<size_t> at(size_t(m.ranks), 0);
-  for (int r = 0; r < m.ranks; ++r) s.start(queues, at, r);
-  while (true) {
-    for (Wave* w : m.woken) s.ready.push_back(w);
-    m.woken.clear();
-    Wave* w = s.choose();
-    if (!w) {
-      // Everybody sleeps or waits: a sleep ends by itself, whatever memory holds.
-      for (const auto& g : s.live)
-        for (Wave& sleeper : g->waves)
-          if (sleeper.parked) unpark(m, &sleeper);
-      if (!m.woken.empty()) continue;
-      if (s.live.empty()) break;
-      s.deadlock();
-    }
-    if (m.clock - m.progress_clock > m.stall_bound) s.deadlock();
-    const int span = m.quantum_max - m.quantum_min + 1;
-    int budget = m.quantum_min + int(m.rng() % uint64_t(span));
-    const Kernel& k = *w->k;
-    const Inst* code = k.code.data();
-    uint64_t* executed = const_cast<uint64_t*>(k.executed.data());
-    const int size = int(k.code.size());
-    w->yield = false;
-    Watch& watch = m.watch;
-    const bool watched = w->wg->rank == watch.rank && w->wg->linear == watch.workgroup && w->wave_in_group == watch.wave;
-    int done = 0;
-    try {
-      while (budget-- > 0 && !w->yield) {
-        if (w->pc < 0 || w->pc >= size) throw SimError("the program counter left the kernel");
-        const Inst& I = code[w->pc];
-        if (watched) observe(watch, *w, I);
-        ++executed[w->pc];
-        ++w->by_class[I.cls];
-        ++w->pc;
-        ++done;
-        I.fn(*w, I);
+// A quantum of one wave, or ``limit`` instructions.
+void run_wave(Rank& r, Wave* w, int limit) {
+  Machine& m = *r.m;
+  int budget = limit ? limit : m.quantum_min + int(r.rng() % uint64_t(m.quantum_max - m.quantum_min + 1));
+  const Kernel& k = *w->k;
+  const Inst* code = k.code.data();
+  uint64_t* executed = w->wg->launch->executed.data();
+  const uint32_t size = uint32_t(k.code.size());
+  w->yield = false;
+  Watch& watch = m.watch;
+  const bool watched = r.id == watch.rank && w->wg->linear == watch.workgroup && w->wave_in_group == watch.wave;
+  const uint64_t begin = r.clock;
+  int done = 0;
+  try {
+    while (budget-- > 0 && !w->yield) {
+      if (uint32_t(w->pc) >= size) throw SimError("the program counter left the kernel");
+      const Inst& I = code[w->pc];
+      if (watched) observe(watch, *w, I);
+      ++executed[w->pc];
+      ++w->by_class[I.cls];
+      ++w->pc;
+      ++done;
+      I.fn(*w, I);
+      if (__builtin_expect(w->again, 0)) {  // it waits for something, and was not run
+        w->again = false;
+        --w->pc;
+        --done;
+        --executed[w->pc];
+        --w->by_class[I.cls];
       }
-    } catch (const SimError& e) {
-      const Inst& I = code[std::max(0, std::min(size - 1, w->pc - 1))];
-      throw SimError(std::string("@") + std::to_string(I.line) + "@" + describe(*w) + "@" + e.what());
     }
-    w->issued += uint64_t(done);
-    m.clock += uint64_t(done);
-    if (!w->yield) w->preempted = true;
-    if (m.hostile) hostile_tick(*w);
-    if (w->state == WAVE_DONE) {
-      Workgroup& g = *w->wg;
-      if (g.done == int(g.waves.size())) s.finish(g, queues, at);
-      continue;
-    }
-    if (w->state == WAVE_READY && !w->parked) s.ready.push_back(w);
+  } catch (const SimError& e) {
+    const Inst& I = code[std::max(0, std::min(int(size) - 1, w->pc - 1))];
+    throw SimError(std::string("@") + std::to_string(I.line) + "@" + describe(*w) + "@" + e.what());
   }
+  w->issued += uint64_t(done);
+  w->wg->issued += uint64_t(done);
+  r.clock += uint64_t(done);
+  w->last_clock = r.clock;
+  if (!w->poll_lines.empty()) w->preempted = true;  // what it saw may change before it looks again
+  if (m.hostile) hostile_tick(*w);
+  if (m.timeline) {
+    const int kind = w->state == WAVE_BARRIER ? 1 : w->parked ? 2 : w->state == WAVE_DONE ? 3 : w->state == WAVE_ROUND ? 4 : 0;
+    r.spans.push_back({begin, r.clock, w->wg->linear, w->wave_in_group, code[std::max(0, w->pc - 1)].line, kind});
+  }
+  if (w->state == WAVE_DONE) {
+    Workgroup& g = *w->wg;
+    if (g.done == int(g.waves.size())) finish(r, g);
+  } else if (w->state == WAVE_ROUND) r.waiting.push_back(w);
+  else if (w->state == WAVE_READY && !w->parked) r.ready.push_back(w);
 }
 
 }  // namespace cdna

@@ -14,7 +14,7 @@
 namespace cdna {
 
 constexpr int LANES = 64;
-constexpr int MAX_OPERANDS = 8;
+constexpr int MAX_OPERANDS = 6;
 // Scalar register file, indexed as the hardware encodes scalar operands.
 constexpr int SGPR_FILE = 128;
 constexpr int REG_FLAT_SCRATCH = 102;
@@ -40,23 +40,27 @@ enum InstClass : int32_t {
 };
 
 struct Operand {
-  int32_t kind = KIND_NONE;
+  int8_t kind = KIND_NONE;
+  int8_t flags = 0;   // OperandFlags
+  int16_t width = 0;  // dwords
   int32_t reg = 0;    // register index (AGPRs already mapped behind the VGPRs)
-  int32_t width = 0;  // dwords
-  int32_t flags = 0;  // OperandFlags
   uint64_t value = 0; // KIND_CONST: the bits as the operand's type reads them
 };
 
-// Mirrored field by field by cdnasim/native.py.
+// Small, so that a kernel's code stays in the host's cache. Mirrored field by field by cdnasim/native.py.
 struct Inst {
-  int32_t opcode, num_ops;
-  Operand ops[MAX_OPERANDS];
-  int32_t clamp, omod, op_sel, op_sel_hi, neg_lo, neg_hi;
-  int32_t dpp_ctrl, row_mask, bank_mask, bound_ctrl;         // dpp_ctrl < 0: no DPP
-  int32_t sdwa, dst_sel, dst_unused, src0_sel, src1_sel;     // sdwa 0: no SDWA
-  int32_t offset0, offset1, cpol, offen, idxen, lds;
-  int32_t cbsz, abid, blgp, imm, target, line, cls;
   void (*fn)(struct Wave&, const Inst&);
+  int32_t opcode;
+  int32_t index;      // in Kernel::code
+  int8_t cls, num_ops;
+  int8_t plain;       // no DPP, SDWA, op_sel, clamp, omod, neg or abs: operands and result are whole registers
+  int8_t clamp, omod, op_sel, op_sel_hi, neg_lo, neg_hi;
+  int8_t row_mask, bank_mask, bound_ctrl;
+  int16_t dpp_ctrl;                                          // < 0: no DPP
+  int8_t sdwa, dst_sel, dst_unused, src0_sel, src1_sel;      // sdwa 0: no SDWA
+  int8_t cpol, offen, idxen, lds, cbsz, abid, blgp;
+  int32_t offset0, offset1, imm, target, line;
+  Operand ops[MAX_OPERANDS];
 };
 
 using Handler = void (*)(struct Wave&, const Inst&);
@@ -89,7 +93,8 @@ struct Kernel {
   std::vector<uint64_t> executed;  // per instruction, in all launches
 };
 
-enum WaveState : int32_t { WAVE_READY, WAVE_BARRIER, WAVE_DONE };
+// WAVE_ROUND: until the other ranks see what this one stored (the end of the round).
+enum WaveState : int32_t { WAVE_READY, WAVE_BARRIER, WAVE_DONE, WAVE_ROUND };
 
 // A vector memory operation that a wave has issued and not yet waited for (hostile memory model). A load is a
 // function that samples memory and writes the registers when it completes; done loads keep their place in line.
@@ -113,13 +118,18 @@ struct Wave {
   int32_t state = WAVE_READY;
   int32_t wave_in_group = 0;
   bool yield = false;           // give the turn to another wave after this instruction
+  bool again = false;           // the instruction did nothing yet and is to be run again
+  bool atomic = false;          // when the round ends (an atomic on memory of peers)
+  uint64_t peer_round = 0;      // the round of its last deferred store to peer memory
+  uint64_t first_clock = 0, last_clock = 0;  // the rank's clock when it was placed, and when it last ran
   struct Workgroup* wg = nullptr;
   struct Machine* m = nullptr;
+  struct Rank* r = nullptr;
   const Kernel* k = nullptr;
   uint64_t issued = 0;
   uint64_t barrier_count = 0;
   uint64_t by_class[NUM_CLASSES] = {};
-  std::vector<uint64_t> vdef;   // lanes ever written, per VGPR (empty: not tracked)
+  uint64_t* vdef = nullptr;     // lanes ever written, per VGPR (null: not tracked)
   uint32_t sdef[4] = {};
   std::vector<uint8_t> scratch; // [64][scratch_bytes]
   // The last poll, for deadlock reports.
@@ -140,20 +150,21 @@ struct Wave {
   uint32_t* lane(int reg) { return v + size_t(reg) * LANES; }
 };
 
-// Who read and wrote each byte of a dword of LDS in the barrier interval ``epoch_*``: a wave, -1 nobody, -2 several.
-struct LdsShadow { uint32_t epoch_r, epoch_w; int8_t reader[4], writer[4]; };
+// Who read and wrote each byte of a dword of LDS: a wave, or -1 nobody, -2 several (core/lds_shadow.h).
+struct LdsBytes { int8_t reader[4], writer[4]; uint8_t written; };
 
 struct Workgroup {
   int32_t id[3] = {}, linear = 0;
   int32_t rank = 0, cu = 0, xcd = 0;
   struct Launch* launch = nullptr;
-  std::vector<uint8_t> lds;
-  std::vector<uint8_t> lds_written;   // per byte, when tracked
-  std::vector<LdsShadow> lds_shadow;  // per dword, when races are looked for
+  uint8_t* lds = nullptr;
+  uint32_t lds_bytes = 0;
+  uint32_t *lds_wtag = nullptr, *lds_rtag = nullptr;  // per dword, when LDS is checked (core/lds_shadow.h)
+  std::vector<LdsBytes> lds_mixed;                    // per dword, once a sub-dword access needs it
   std::vector<Wave> waves;
-  std::vector<uint32_t> vgprs;        // backing store of all waves
+  uint8_t* block = nullptr;                           // what all these lie in, of the rank's pool
   int32_t at_barrier = 0, done = 0;
-  bool live = false;
+  uint64_t issued = 0;
 };
 
 [[noreturn]] void fail(const Wave& w, const std::string& what);

@@ -160,13 +160,13 @@ constexpr auto PKRTZ = [](float a, float b) { return round_to_zero_f16(a) | roun
 // ---- lanes
 void readlane(Wave& w, const Inst& I) {
   const u32 lane = scalar32(w, I, 2) & 63;
-  if (!w.vdef.empty()) check_vgpr_read(w, I, I.ops[1].reg, 1ull << lane);
+  if (w.vdef) check_vgpr_read(w, I, I.ops[1].reg, 1ull << lane);
   put_s32(w, I, 0, w.lane(I.ops[1].reg)[lane]);
 }
 void readfirstlane(Wave& w, const Inst& I) {
   const u64 exec = w.exec();
   const int lane = exec ? __builtin_ctzll(exec) : 0;
-  if (!w.vdef.empty()) check_vgpr_read(w, I, I.ops[1].reg, 1ull << lane);
+  if (w.vdef) check_vgpr_read(w, I, I.ops[1].reg, 1ull << lane);
   put_s32(w, I, 0, w.lane(I.ops[1].reg)[lane]);
 }
 void writelane(Wave& w, const Inst& I) {
@@ -193,7 +193,7 @@ void permlane_swap(Wave& w, const Inst& I) {
   u32* a = w.lane(I.ops[0].reg);
   u32* b = w.lane(I.ops[1].reg);
   const u64 exec = w.exec();
-  if (!w.vdef.empty()) { check_vgpr_read(w, I, I.ops[0].reg, exec); check_vgpr_read(w, I, I.ops[1].reg, exec); }
+  if (w.vdef) { check_vgpr_read(w, I, I.ops[0].reg, exec); check_vgpr_read(w, I, I.ops[1].reg, exec); }
   for (int l = 0; l < LANES; ++l) {
     if (!(l & N)) continue;
     const int other = l - N;

@@ -134,6 +134,8 @@ constexpr i32 dot4(i32 a, i32 b, i32 c) {
 // clamp on an integer operation saturates to the type's range.
 template <class D, auto F>
 void sat2(Wave& w, const Inst& I) {
+  if constexpr (WORDS_ONLY<D>)
+    if (!I.clamp) return op2<D, D, D, [](typename D::t a, typename D::t b) { return typename D::t(F(i64(a), i64(b))); }>(w, I);
   typename D::t at[LANES], bt[LANES], r[LANES];
   const auto* a = source<D>(w, I, 1, 0, at);
   const auto* b = source<D>(w, I, 2, 1, bt);
@@ -164,6 +166,17 @@ constexpr auto SUB = [](i64 a, i64 b) { return a - b; };
 constexpr auto RSUB = [](i64 a, i64 b) { return b - a; };
 constexpr auto MAD = [](i64 a, i64 b, i64 c) { return a * b + c; };
 
+// A copy is no use: compilers copy registers of which some path never wrote anything. The copy is as unwritten as
+// its source.
+void copy(Wave& w, const Inst& I) {
+  const Operand& o = I.ops[1];
+  if (!w.vdef || o.kind != KIND_VGPR || !I.plain) return op1<U32, U32, [](u32 a) { return a; }>(w, I);
+  const u64 exec = w.exec(), known = w.vdef[o.reg];
+  const int reg = I.ops[0].reg;
+  blend(w.lane(reg), w.lane(o.reg), exec);
+  w.vdef[reg] = (w.vdef[reg] & ~exec) | (known & exec);
+}
+
 }  // namespace
 
 #define V1(n, ...) {n, "dv1u,sa1u", "dpp sdwa", CLASS_VALU, __VA_ARGS__}
@@ -176,11 +189,11 @@ constexpr auto MAD = [](i64 a, i64 b, i64 c) { return a * b + c; };
 #define VC(n, ...) {n, "dv1u,ds2u,sa1u,sa1u", "dpp sdwa", CLASS_VALU, __VA_ARGS__}
 #define VCI(n, ...) {n, "dv1u,ds2u,sa1u,sa1u,ss2u", "dpp sdwa", CLASS_VALU, __VA_ARGS__}
 const OpDef VALU_INT[] = {
-    V1("v_mov_b32", (op1<U32, U32, [](u32 a) { return a; }>)),
+    V1("v_mov_b32", copy),
     {"v_mov_b64", "dv2u,sa2u", "", CLASS_VALU, op1<U64, U64, [](u64 a) { return a; }>},
-    {"v_accvgpr_read_b32", "dv1u,sv1u", "", CLASS_VALU, op1<U32, U32, [](u32 a) { return a; }>},
-    {"v_accvgpr_write_b32", "dv1u,sa1u", "", CLASS_VALU, op1<U32, U32, [](u32 a) { return a; }>},
-    {"v_accvgpr_mov_b32", "dv1u,sv1u", "", CLASS_VALU, op1<U32, U32, [](u32 a) { return a; }>},
+    {"v_accvgpr_read_b32", "dv1u,sv1u", "", CLASS_VALU, copy},
+    {"v_accvgpr_write_b32", "dv1u,sa1u", "", CLASS_VALU, copy},
+    {"v_accvgpr_mov_b32", "dv1u,sv1u", "", CLASS_VALU, copy},
     V1("v_not_b32", (op1<U32, U32, [](u32 a) { return ~a; }>)),
     V1("v_bfrev_b32", (op1<U32, U32, rev>)),
     V1("v_ffbh_u32", (op1<U32, U32, [](u32 a) { return a ? u32(std::countl_zero(a)) : ~0u; }>)),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Vector and scalar memory: global, flat, scratch and buffer accesses, atomics, loads into LDS, waits, barriers.
 #include "fetch.h"
+#include "lds_shadow.h"
 #include "machine.h"
 
 namespace cdna {
@@ -39,7 +40,7 @@ void flat_address(Wave& w, const Inst& I, int vaddr, Lanes* out) {
 struct BufferLanes : Lanes { u64 inside[4]; };
 void buffer_address(Wave& w, const Inst& I, int vaddr, int desc, u32 bytes, BufferLanes* out) {
   const Operand& d = I.ops[desc];
-  if (!w.vdef.empty()) for (int i = 0; i < 4; ++i) check_sgpr_read(w, I, d.reg + i);
+  if (w.vdef) for (int i = 0; i < 4; ++i) check_sgpr_read(w, I, d.reg + i);
   const u32 w0 = w.s[d.reg], w1 = w.s[d.reg + 1], records = w.s[d.reg + 2], w3 = w.s[d.reg + 3];
   const u64 base = u64(w1 & 0xffff) << 32 | w0;
   const u32 stride = w1 >> 16 & 0x3fff;
@@ -109,6 +110,7 @@ struct LoadPlan {
   u64 inside[4];
   Narrow narrow;
   int words, dst;
+  bool peer;  // this rank's own stores, which others do not see yet, may lie over memory
 };
 
 void perform_load(Wave& w, const Inst& I, const LoadPlan& p) {
@@ -121,13 +123,17 @@ void perform_load(Wave& w, const Inst& I, const LoadPlan& p) {
     if (!(p.at.mask >> l & 1)) {
     } else if (p.whole >> l & 1) {
       if (w.m->hostile) hostile_load(w, I, p.at.addr[l], bytes, got);
+      else if (p.peer) peer_load(w, p.at.addr[l], bytes, got);
       else if (bytes == 16) std::memcpy(got, from, 16);
       else if (bytes == 8) std::memcpy(got, from, 8);
       else if (bytes == 4) std::memcpy(got, from, 4);
       else std::memcpy(got, from, bytes);
     } else {
       for (int q = 0; q < p.words; ++q)
-        if (p.inside[q] >> l & 1) std::memcpy(&got[q], reinterpret_cast<void*>(p.at.addr[l] + 4 * u64(q)), 4);
+        if (p.inside[q] >> l & 1) {
+          if (p.peer) peer_load(w, p.at.addr[l] + 4 * u64(q), 4, &got[q]);
+          else std::memcpy(&got[q], reinterpret_cast<void*>(p.at.addr[l] + 4 * u64(q)), 4);
+        }
     }
     if (p.narrow == WHOLE) for (int q = 0; q < p.words; ++q) r[q][l] = got[q];
     else r[0][l] = widen(p.narrow, got[0], old[l]);
@@ -145,26 +151,34 @@ void perform_load(Wave& w, const Inst& I, const LoadPlan& p) {
 }
 
 // The plain case: whole dwords, exact memory.
-void load_now(Wave& w, const Inst& I, const Lanes& at, int words, int dst) {
-  alignas(64) u32 got[LANES][4];
-  for (u64 left = at.mask; left; left &= left - 1) {
-    const int l = __builtin_ctzll(left);
-    const void* from = reinterpret_cast<void*>(at.addr[l]);
-    if (words == 4) std::memcpy(got[l], from, 16);
-    else if (words == 2) std::memcpy(got[l], from, 8);
-    else if (words == 1) std::memcpy(got[l], from, 4);
-    else std::memcpy(got[l], from, 12);
-  }
+template <int WORDS>
+void load_now(Wave& w, const Inst& I, const Lanes& at, int dst) {
   const u64 exec = w.exec();
-  for (int q = 0; q < words; ++q) {
-    u32 r[LANES];
-    for (int l = 0; l < LANES; ++l) r[l] = at.mask >> l & 1 ? got[l][q] : 0;
-    blend(w.lane(I.ops[dst].reg + q), r, exec);
+  u32 r[WORDS][LANES];
+  u64 step = 0;
+  for (int l = 0; l < LANES; ++l) step |= at.addr[l] ^ (at.addr[0] + u64(l) * 4 * WORDS);
+  if (!step && !~at.mask) {
+    const u32* from = reinterpret_cast<const u32*>(at.addr[0]);
+    if constexpr (WORDS == 1) std::memcpy(r[0], from, sizeof r[0]);
+    else
+      for (int l = 0; l < LANES; ++l)
+        for (int q = 0; q < WORDS; ++q) r[q][l] = from[l * WORDS + q];
+  } else {
+    if (~at.mask) std::memset(r, 0, sizeof r);
+    for (u64 left = at.mask; left; left &= left - 1) {
+      const int l = __builtin_ctzll(left);
+      u32 got[WORDS];
+      std::memcpy(got, reinterpret_cast<const void*>(at.addr[l]), sizeof got);
+      for (int q = 0; q < WORDS; ++q) r[q][l] = got[q];
+    }
+  }
+  for (int q = 0; q < WORDS; ++q) {
+    blend(w.lane(I.ops[dst].reg + q), r[q], exec);
     mark_written(w, I.ops[dst].reg + q, exec);
   }
   const int first = __builtin_ctzll(at.mask);
   w.last_load_addr = at.addr[first];
-  w.last_load_value = got[first][words > 1 ? 1 : 0];
+  w.last_load_value = r[WORDS > 1 ? 1 : 0][first];
   w.last_load_line = I.line;
 }
 
@@ -172,38 +186,58 @@ void load_lanes(Wave& w, const Inst& I, const Lanes& at, const u64* inside, Narr
   const u32 bytes = bytes_of(n, words);
   u64 whole = at.mask;
   if (inside) for (int q = 1; q < words; ++q) whole &= inside[q];
-  check_access(w, I, at.addr, whole, bytes, false, n == WHOLE ? 4 : int(bytes));
+  bool peer = check_access(w, I, at.addr, whole, bytes, false, n == WHOLE ? 4 : int(bytes));
   if (whole != at.mask) {  // the last lanes of a bounded buffer: only their dwords inside
     for (int q = 0; q < words; ++q) {
       u64 part[LANES];
       for (int l = 0; l < LANES; ++l) part[l] = at.addr[l] + 4 * u64(q);
-      check_access(w, I, part, inside[q] & ~whole, 4, false, 4);
+      peer |= check_access(w, I, part, inside[q] & ~whole, 4, false, 4);
     }
   }
+  peer = peer && w.m->defer && !w.r->overlay.empty();
   note_poll(w, I, at);
   if (w.m->count_handoffs && (I.cpol & CPOL_SC1))
     for (int l = 0; l < LANES; ++l)
       if (at.mask >> l & 1)
         for (u32 q = 0; q < bytes; q += 8) note_handoff_load(w, at.addr[l] + q);
-  if (!w.m->hostile && whole == at.mask && n == WHOLE && whole) return load_now(w, I, at, words, dst);
-  LoadPlan plan{at, whole, w.exec(), {}, n, words, dst};
+  if (!w.m->hostile && !peer && whole == at.mask && n == WHOLE && whole) {
+    if (words == 4) return load_now<4>(w, I, at, dst);
+    if (words == 2) return load_now<2>(w, I, at, dst);
+    if (words == 1) return load_now<1>(w, I, at, dst);
+    return load_now<3>(w, I, at, dst);
+  }
+  LoadPlan plan{at, whole, w.exec(), {}, n, words, dst, peer};
   if (inside) std::memcpy(plan.inside, inside, sizeof plan.inside);
   if (w.m->hostile) hostile_issue_load(w, [&w, &I, plan] { perform_load(w, I, plan); });
   else perform_load(w, I, plan);
 }
 
+// Whole dwords to lanes that follow each other, exact memory: one piece.
+bool store_row(Wave& w, const Lanes& at, u32 bytes, int words, const u32* const* d) {
+  u64 step = 0;
+  for (int l = 0; l < LANES; ++l) step |= at.addr[l] ^ (at.addr[0] + u64(l) * bytes);
+  if (step || ~at.mask || bytes != 4 * u32(words)) return false;
+  u32 row[LANES * 4];
+  for (int q = 0; q < words; ++q)
+    for (int l = 0; l < LANES; ++l) row[l * words + q] = d[q][l];
+  write_bytes(w, at.addr[0], row, bytes * LANES);
+  return true;
+}
+
 void store_lanes(Wave& w, const Inst& I, const Lanes& at, const u64* inside, u32 bytes, int words, int src, bool high) {
   u64 whole = at.mask;
   if (inside) for (int q = 1; q < words; ++q) whole &= inside[q];
-  check_access(w, I, at.addr, whole, bytes, true, bytes >= 4 ? 4 : int(bytes));
+  bool peer = check_access(w, I, at.addr, whole, bytes, true, bytes >= 4 ? 4 : int(bytes));
   const u32* d[4];
   u32 tmp[4][LANES];
   for (int q = 0; q < words; ++q) d[q] = word(w, I, src, q, 1, tmp[q]);
+  const bool handoff = w.m->count_handoffs && (I.cpol & CPOL_SC1);
+  if (!w.m->hostile && !handoff && !(peer && w.m->defer) && whole == at.mask && store_row(w, at, bytes, words, d)) return;
   std::vector<PendingStore> pending;
   const auto emit = [&](u64 addr, u32 n, const u32* data) {
-    if (w.m->count_handoffs && (I.cpol & CPOL_SC1))
+    if (handoff)
       for (u32 q = 0; q < n; q += 8) note_handoff_store(w, addr + q);
-    if (!w.m->hostile) return write_bytes(w, addr, data, n);
+    if (!w.m->hostile) return peer && w.m->defer ? peer_store(w, addr, data, n, handoff) : write_bytes(w, addr, data, n);
     PendingStore p{addr, n, I.cpol, {}};
     std::memcpy(p.data, data, n);
     pending.push_back(p);
@@ -218,7 +252,7 @@ void store_lanes(Wave& w, const Inst& I, const Lanes& at, const u64* inside, u32
       if (inside[q] >> l & 1) {
         u64 one[LANES] = {};
         one[l] = at.addr[l] + 4 * u64(q);
-        check_access(w, I, one, 1ull << l, 4, true, 4);
+        peer |= check_access(w, I, one, 1ull << l, 4, true, 4);
         emit(one[l], 4, &data[q]);
       }
   }
@@ -250,23 +284,24 @@ template <int BYTES, bool HIGH> void flat_store(Wave& w, const Inst& I) {
 // ---- buffer; with ``lds`` the loaded dwords go to LDS at M0 + offset + 4 words a lane
 void into_lds(Wave& w, const Inst& I, const Lanes& at, int words, int lds_offset) {
   const u32 bytes = 4 * u32(words);
-  check_access(w, I, at.addr, at.mask, bytes, false, 4);
+  const bool peer = check_access(w, I, at.addr, at.mask, bytes, false, 4) && w.m->defer;
   const u32 base = w.s[REG_M0] + u32(lds_offset);
   const u64 exec = w.exec();
   for (int l = 0; l < LANES; ++l)
-    if ((exec >> l & 1) && u64(base) + bytes * (u64(l) + 1) > w.wg->lds.size())
-      fail(w, "out-of-bounds: a load into LDS at " + std::to_string(u64(base) + bytes * u64(l)) + " of " + std::to_string(w.wg->lds.size()));
-  const auto perform = [&w, &I, at, exec, base, bytes] {
+    if ((exec >> l & 1) && u64(base) + bytes * (u64(l) + 1) > w.wg->lds_bytes)
+      fail(w, "out-of-bounds: a load into LDS at " + std::to_string(u64(base) + bytes * u64(l)) + " of " + std::to_string(w.wg->lds_bytes));
+  const auto perform = [&w, &I, at, exec, base, bytes, peer] {
     for (int l = 0; l < LANES; ++l) {
       if (!(exec >> l & 1)) continue;
       u32 got[4] = {};
       if (at.mask >> l & 1) {
         if (w.m->hostile) hostile_load(w, I, at.addr[l], bytes, got);
+        else if (peer) peer_load(w, at.addr[l], bytes, got);
         else std::memcpy(got, reinterpret_cast<void*>(at.addr[l]), bytes);
       }
-      const size_t p = base + bytes * size_t(l);
-      std::memcpy(&w.wg->lds[p], got, bytes);
-      if (!w.wg->lds_written.empty()) std::memset(&w.wg->lds_written[p], 1, bytes);
+      const u32 p = base + bytes * u32(l);
+      std::memcpy(w.wg->lds + p, got, bytes);
+      lds_mark_written(*w.wg, p, bytes);
     }
   };
   if (w.m->hostile) hostile_issue_load(w, perform);
@@ -296,9 +331,18 @@ template <int WORDS> void global_load_lds(Wave& w, const Inst& I) {
 
 // ---- atomics: lanes in order, at the device's point of coherence. sc0 returns the old value.
 template <class T> u64 to_bits(T x) { if constexpr (sizeof(T) == 8) return bits<u64>(x); else return bits<u32>(x); }
+bool shared(Wave& w, const Lanes& at) {
+  const Allocation* a = at.mask ? w.m->find(at.addr[__builtin_ctzll(at.mask)]) : nullptr;
+  return a && a->peer;
+}
 template <class T, int DATA, auto F>
 void atomic_lanes(Wave& w, const Inst& I, const Lanes& at, int data_op, int dst) {
   constexpr int WORDS = sizeof(T) / 4;
+  if (w.m->defer && shared(w, at)) {  // memory of peers: when the round ends and all see the same (core/rounds.cpp)
+    w.state = WAVE_ROUND;
+    w.yield = w.again = w.atomic = true;
+    return;
+  }
   check_access(w, I, at.addr, at.mask, sizeof(T), false, int(sizeof(T)));
   check_access(w, I, at.addr, at.mask, sizeof(T), true, int(sizeof(T)));
   const u32* d[2 * WORDS];
@@ -432,18 +476,19 @@ template <int WORDS> void s_buffer_load(Wave& w, const Inst& I) {
 // ---- waits and caches. The immediate holds vmcnt in bits 0..15, lgkmcnt in 16..23, expcnt in 24..31 (0xff..: no wait).
 void s_waitcnt(Wave& w, const Inst& I) {
   const int vmcnt = I.imm & 0xffff;
-  if (w.m->hostile && vmcnt != 0xffff) hostile_wait(w, vmcnt);
+  if (vmcnt == 0xffff) return;
+  if (w.m->hostile) hostile_wait(w, vmcnt);
+  else if (w.m->defer && w.peer_round == w.m->round) {  // its stores to peers are complete when peers see them
+    w.state = WAVE_ROUND;
+    w.yield = true;
+  }
 }
 // A wave that polls sleeps until something it looked at past the caches changes, or everybody sleeps; a wave that
 // was interrupted since it looked does not (the change may have come in between).
 void s_sleep(Wave& w, const Inst&) {
   w.yield = true;
   ++w.polls;
-  if (!w.poll_lines.empty() && !w.poll_overflow && !w.preempted) {
-    w.parked = true;
-    w.parked_lines = w.poll_lines;
-    for (u64 line : w.parked_lines) w.m->parked[line].push_back(&w);
-  }
+  if (!w.poll_lines.empty() && !w.poll_overflow && !w.preempted) park(w);
   w.poll_lines.clear();
   w.poll_overflow = w.preempted = false;
 }
