@@ -43,7 +43,11 @@ QUANTUM = {"exact": (300, 800), "hostile": (60, 150)}
 # Compute units and LDS of a compute unit, as the products have them (MI300X, MI355X).
 COMPUTE_UNITS = {"gfx942": 304, "gfx950": 256}
 LDS_BYTES = {"gfx942": 64 * 1024, "gfx950": 160 * 1024}
-DEFAULT_CHECKS = dict.fromkeys(CHECKS, "error") | {"offset-wrap": "warn"}
+DEFAULT_CHECKS = dict.fromkeys(CHECKS, "error") | {
+    "offset-wrap": "warn",
+    "register-before-wait": "off",  # "error" with hostile memory
+    "not-finite": "off",
+}
 
 
 @dataclass
@@ -51,12 +55,11 @@ class LaunchReport:
     """What one launch did.
 
     Bytes are as the instructions ask (every lane counted): ``load_bytes`` and ``store_bytes`` by scope,
-    ``load_policy`` and ``store_policy`` by scope and nt. ``distinct_bytes`` (what memory must deliver or take
-    at least, in 64-byte lines) is of the whole run, all ranks. ``polls`` counts executed s_sleep.
-    ``handoff_depth``: the longest chain of hand-offs between workgroups from launch to end (0 unless
-    ``Device.count_handoffs``). ``per_wave``: a tensor [waves] a name of ``WAVE_FIELDS`` or of ``CLASSES``, in
-    the order in which the waves' workgroups ended.
-    """
+    ``load_policy`` and ``store_policy`` by scope and nt. ``distinct_bytes`` (what memory must deliver or
+    take at least, in 64-byte lines) is of the whole run, all ranks; ``rank_bytes`` of this rank's memory.
+    ``polls`` counts executed s_sleep. ``handoff_depth``: the longest chain of hand-offs between
+    workgroups from launch to end (0 unless ``Device.count_handoffs``). ``per_wave``: a tensor [waves] a
+    name of ``WAVE_FIELDS`` or of ``CLASSES``, in the order in which the waves' workgroups ended."""
 
     kernel: str
     instructions: dict[str, int]
@@ -70,6 +73,7 @@ class LaunchReport:
     lds_accesses: int
     lds_conflict_cycles: int
     distinct_bytes: int
+    rank_bytes: int
     polls: int
     handoff_depth: int
     mfma: dict[str, int] = field(default_factory=dict)
@@ -96,8 +100,8 @@ class LaunchReport:
 class Prepared:
     """A launch that has its arguments and waits for ``Device.run``."""
 
-    def __init__(self, device: Device, kernel: Kernel, handle: int, keep: list[Any]) -> None:
-        self.device, self.kernel, self.handle, self.keep = device, kernel, handle, keep
+    def __init__(self, device: Device, kernel: Kernel, handle: int, keep: list[Any], rank: int) -> None:
+        self.device, self.kernel, self.handle, self.keep, self.rank = device, kernel, handle, keep, rank
 
 
 def _three(value: Sequence[int] | int) -> list[int]:
@@ -136,7 +140,8 @@ class Device:
         if schedule not in SCHEDULES or memory not in ("exact", "hostile"):
             raise ValueError(f"schedule {schedule!r} or memory {memory!r} is not known")
         self.arch, self.ranks = arch, ranks
-        self.checks = DEFAULT_CHECKS | dict(checks or {})
+        waits = {"register-before-wait": "error"} if memory == "hostile" else {}
+        self.checks = DEFAULT_CHECKS | waits | dict(checks or {})
         if unknown := set(self.checks) - set(CHECKS):
             raise ValueError(f"checks {sorted(unknown)} are not known: {CHECKS}")
         self._core = core()
@@ -278,7 +283,7 @@ class Device:
             packet.data_ptr(),
             (C.c_int32 * len(abi))(*abi),
         )
-        return Prepared(self, kernel, handle, keep)
+        return Prepared(self, kernel, handle, keep, rank)
 
     def _argument(self, value: Any, size: int, rank: int) -> bytes:
         if isinstance(value, torch.Tensor):
@@ -315,7 +320,7 @@ class Device:
     def run(self, launches: Sequence[Prepared]) -> list[LaunchReport]:
         """Run prepared launches to the end: those of one rank one after another, the ranks side by side."""
         core_ = self._core
-        core_.cdna_touched_bytes(self._machine, -1, 1)
+        core_.cdna_touched_bytes(self._machine, -1, None, 1)
         handles = (C.c_void_p * len(launches))(*(x.handle for x in launches))
         try:
             error = core_.cdna_run(self._machine, handles, len(launches))
@@ -327,6 +332,11 @@ class Device:
                 core_.cdna_launch_free(launch.handle)
                 for tensor in launch.keep:
                     self.release(tensor)
+
+    def touched(self, rank: int = -1, name: str | None = None) -> int:
+        """Bytes of distinct 64-byte lines that the last run touched: of one rank's memory, of one name."""
+        label = None if name is None else name.encode()
+        return int(self._core.cdna_touched_bytes(self._machine, rank, label, 0))
 
     def launch(
         self,
@@ -363,6 +373,22 @@ class Device:
         if on and self._settings[1] != "exact":
             raise ValueError("hand-offs are counted in exact memory only")
         self._core.cdna_count_handoffs(self._machine, int(on))
+
+    def record_timeline(self, on: bool = True) -> None:
+        """Keep every turn of every wave from now on (``spans``; the picture: ``cdnasim.timeline``)."""
+        self._core.cdna_timeline(self._machine, int(on))
+
+    def spans(self, rank: int = 0) -> dict[str, torch.Tensor]:
+        """The turns of the last run, in order: begin and end (the rank's clock), workgroup, wave,
+        assembly line
+        of the last instruction, kind (0 goes on, 1 waits at a barrier, 2 sleeps, 3 ended, 4 waits for
+        peers)."""
+        count = self._core.cdna_spans(self._machine, rank, None)
+        raw = torch.zeros(count, 4, dtype=torch.int64)
+        self._core.cdna_spans(self._machine, rank, raw.data_ptr())
+        small = raw[:, 2:].contiguous().view(torch.int32).long().view(count, 4)
+        names = ("workgroup", "wave", "line", "kind")
+        return {"begin": raw[:, 0], "end": raw[:, 1]} | {n: small[:, i] for i, n in enumerate(names)}
 
     def watch(
         self, rank: int = 0, workgroup: int = 0, wave: int = 0, *, dump_line: int = 0, limit: int = 1_000_000
@@ -420,8 +446,9 @@ class Device:
             lds_write_bytes=lds_write,
             lds_accesses=accesses,
             lds_conflict_cycles=conflicts,
-            distinct_bytes=int(self._core.cdna_touched_bytes(self._machine, -1, 0)),
+            distinct_bytes=self.touched(),
             handoff_depth=depth,
+            rank_bytes=self.touched(launch.rank),
             polls=values[CLASSES.index("sleep")],
             mfma=self._mfma(launch),
             load_policy=dict(zip(POLICIES, loads, strict=True)),

@@ -42,6 +42,8 @@ CHECKS = (
     "lds-race",
     "barrier-divergence",
     "offset-wrap",
+    "register-before-wait",
+    "not-finite",
 )
 CLASSES = (
     "salu",
@@ -168,7 +170,7 @@ def core() -> C.CDLL:
         "cdna_allocate": (s, [p, u64, u64, i32, i32, i32, i32, s]),
         "cdna_release": (None, [p, u64]),
         "cdna_mark_written": (None, [p, u64, u64, u64]),
-        "cdna_touched_bytes": (u64, [p, i32, i32]),
+        "cdna_touched_bytes": (u64, [p, i32, s, i32]),
         "cdna_launch": (p, [p, p, p, i32, i32, i32, u64, u64, p]),
         "cdna_launch_free": (None, [p]),
         "cdna_launch_counters": (None, [p, p]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from planted import HEAD, TAIL, run
+from planted import GOOD, HEAD, PRODUCE, TAIL, run
 
 from cdnasim import AssemblyError, Device, SimulationError, load
 
@@ -122,39 +122,6 @@ def test_bounded_buffer_drops_and_returns_zero() -> None:
 
 
 # ---- the hostile memory model: a hand-off between two workgroups on different XCDs
-PRODUCE = """
-	s_cmp_lg_u32 s2, 0
-	s_cbranch_scc1 .Lconsume
-	v_add_u32_e32 v3, 0x100, v0
-	{store}
-	{drain}
-	s_barrier
-	v_mov_b32_e32 v4, 0
-	v_mov_b32_e32 v5, 1
-	v_cmp_eq_u32_e32 vcc, 0, v0
-	s_and_saveexec_b64 s[8:9], vcc
-	global_store_dword v4, v5, s[4:5] offset:2048 sc1
-	s_endpgm
-.Lconsume:
-	v_mov_b32_e32 v4, 0
-	{early}
-.Lpoll:
-	global_load_dword v5, v4, s[4:5] offset:2048 sc1
-	s_waitcnt vmcnt(0)
-	v_readfirstlane_b32 s8, v5
-	s_sleep 1
-	s_cmp_eq_u32 s8, 0
-	s_cbranch_scc1 .Lpoll
-	{load}
-	s_waitcnt vmcnt(0)
-	global_store_dword v1, v6, s[4:5] offset:1024
-"""
-GOOD = {
-    "store": "global_store_dword v1, v3, s[4:5] sc1",
-    "drain": "s_waitcnt vmcnt(0)",
-    "early": "",
-    "load": "global_load_dword v6, v1, s[4:5] sc1",
-}
 HANDOFF_FAULTS = {
     "missing drain": {"drain": ""},
     "plain store": {"store": "global_store_dword v1, v3, s[4:5]"},

@@ -11,6 +11,8 @@ static std::vector<OpDef>& ops() {
   static std::vector<OpDef> table;
   return table;
 }
+int32_t num_ops() { return int32_t(ops().size()); }
+const OpDef& op_def(int32_t index) { return ops()[size_t(index)]; }
 void add_ops(const OpDef* table, size_t count) { ops().insert(ops().end(), table, table + count); }
 }  // namespace cdna
 
@@ -124,10 +126,11 @@ void cdna_mark_written(Machine* m, uint64_t base, uint64_t offset, uint64_t byte
     if (!a->written.empty())
       for (uint64_t i = offset; i < offset + bytes; ++i) a->written[i >> 6] |= 1ull << (i & 63);
 }
-uint64_t cdna_touched_bytes(Machine* m, int32_t rank, int32_t clear) {
+uint64_t cdna_touched_bytes(Machine* m, int32_t rank, const char* name, int32_t clear) {
   uint64_t lines = 0;
   for (auto& a : m->allocations) {
     if (rank >= 0 && a->rank != rank) continue;
+    if (name && a->name != name) continue;
     for (uint64_t& x : a->touched) {
       lines += uint64_t(__builtin_popcountll(x));
       if (clear) x = 0;

@@ -13,7 +13,7 @@ enum CheckLevel : int32_t { CHECK_OFF, CHECK_WARN, CHECK_ERROR };
 // Order shared with cdnasim/native.py.
 enum Check : int32_t {
   CHECK_REGISTER, CHECK_MEMORY_UNWRITTEN, CHECK_LDS_UNWRITTEN, CHECK_MISALIGNED, CHECK_LDS_RACE, CHECK_BARRIER,
-  CHECK_OFFSET_WRAP, NUM_CHECKS
+  CHECK_OFFSET_WRAP, CHECK_WAITS, CHECK_NOT_FINITE, NUM_CHECKS
 };
 
 // What one wave did: the instructions it ran, and its registers before the first run of one source line.
@@ -143,6 +143,11 @@ struct Machine {
 
 uint64_t machine_clock(const Wave& w);
 void report(Wave& w, const char* kind, const std::string& text);
+
+// ---- checks.cpp
+void check_waits(Wave& w, const Inst& I);
+uint64_t bounded_lanes(Wave& w, const Inst& I);
+void check_born(Wave& w, const Inst& I, uint64_t bounded);
 
 // ---- memory.cpp
 // Checks a vector access (every active lane, ``bytes`` each) and accounts for it.

@@ -22,7 +22,7 @@ Allocation* Machine::find(uint64_t addr) {
 namespace {
 
 const char* const CHECK_NAMES[NUM_CHECKS] = {"register-never-written", "memory-never-written", "lds-never-written",
-                                             "misaligned", "lds-race", "barrier-divergence", "offset-wrap"};
+                                             "misaligned", "lds-race", "barrier-divergence", "offset-wrap", "register-before-wait", "not-finite"};
 
 bool owned(const Wave& w, const Allocation& a) { return a.rank == w.wg->rank || a.peer; }
 

@@ -377,6 +377,9 @@ void run_wave(Rank& r, Wave* w, int limit) {
   w->yield = false;
   Watch& watch = m.watch;
   const bool watched = r.id == watch.rank && w->wg->linear == watch.workgroup && w->wave_in_group == watch.wave;
+  const bool looked_at = m.check[CHECK_WAITS] || m.check[CHECK_NOT_FINITE];
+  bool retry = w->retry;
+  w->retry = false;
   const uint64_t begin = r.clock;
   int done = 0;
   try {
@@ -388,9 +391,16 @@ void run_wave(Rank& r, Wave* w, int limit) {
       ++w->by_class[I.cls];
       ++w->pc;
       ++done;
-      I.fn(*w, I);
+      if (__builtin_expect(looked_at, 0)) {
+        if (m.check[CHECK_WAITS] && !retry) check_waits(*w, I);
+        retry = false;
+        const uint64_t bounded = m.check[CHECK_NOT_FINITE] ? bounded_lanes(*w, I) : 0;
+        I.fn(*w, I);
+        check_born(*w, I, bounded);
+      } else I.fn(*w, I);
       if (__builtin_expect(w->again, 0)) {  // it waits for something, and was not run
         w->again = false;
+        w->retry = true;
         --w->pc;
         --done;
         --executed[w->pc];

@@ -78,6 +78,8 @@ struct OpDef {
 };
 
 void add_ops(const OpDef* table, size_t count);
+int32_t num_ops();
+const OpDef& op_def(int32_t index);
 template <size_t N>
 struct OpTable {
   explicit OpTable(const OpDef (&t)[N]) { add_ops(t, N); }
@@ -109,6 +111,17 @@ struct PendingOp {
   std::vector<PendingStore> stores;
 };
 
+// An operation of the wave's counters that nothing has waited for, and the registers that it fills.
+struct Unwaited {
+  int32_t reg = 0, line = 0;
+  int16_t width = 0;
+  bool vector = false, lds = false, store = false;  // lds: answers in order
+};
+struct Waits {
+  std::deque<Unwaited> vm, lgkm;
+  uint8_t vgpr[512] = {}, sgpr[SGPR_FILE] = {};
+};
+
 struct Wave {
   uint32_t* v = nullptr;        // [num_vgprs][64]
   uint32_t s[SGPR_FILE] = {};
@@ -119,6 +132,7 @@ struct Wave {
   int32_t wave_in_group = 0;
   bool yield = false;           // give the turn to another wave after this instruction
   bool again = false;           // the instruction did nothing yet and is to be run again
+  bool retry = false;           // its next instruction was tried before
   bool atomic = false;          // when the round ends (an atomic on memory of peers)
   uint64_t peer_round = 0;      // the round of its last deferred store to peer memory
   uint64_t first_clock = 0, last_clock = 0;  // the rank's clock when it was placed, and when it last ran
@@ -141,6 +155,7 @@ struct Wave {
   std::vector<uint64_t> poll_lines, parked_lines;
   bool poll_overflow = false, preempted = false, parked = false;
   std::deque<PendingOp> pending;
+  std::unique_ptr<Waits> waits; // when waits are checked
   uint64_t depth = 0;           // hand-offs on the longest chain that led here
 
   uint64_t exec() const { uint64_t e; std::memcpy(&e, &s[REG_EXEC], 8); return e; }

@@ -33,7 +33,7 @@ class FfnCase:
     arch: str
     seed: int = 0
     data: dict[str, torch.Tensor] = field(default_factory=dict)
-    experts: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+    experts: list[int] = field(default_factory=list)  # those that have weights (``expert``)
     defer: bool = False  # ``finish`` is called later, on other seam inputs
 
     def __post_init__(self) -> None:
@@ -72,26 +72,26 @@ class FfnCase:
     def finish(self) -> None:
         """The seam and the experts' weights, from ``data`` as it is now."""
         self.seam = ffn_seam(self.data, attention_sum(self.data["part"]))
-        for expert in self.near_picks():
-            self.experts[expert] = self._expert(expert)
+        self.experts = self.near_picks()
 
     def near_picks(self) -> list[int]:
-        """Experts that some token has among its best ten."""
+        """Experts that some token has among its best eight: a kernel's rounding may change places 6 and 7."""
         score = self.seam["score"]
-        return sorted(set(score.topk(10, 1).indices.flatten().tolist()))
+        return sorted(set(score.topk(8, 1).indices.flatten().tolist()))
 
-    def _expert(self, expert: int) -> dict[str, torch.Tensor]:
-        g = torch.Generator().manual_seed(50_000 + 1000 * self.seed + expert)
+    def expert(self, expert: int) -> dict[str, torch.Tensor]:
+        """An expert's weights, unsharded, made again each time: 48 rows pick more than fits twice."""
+        g = np.random.default_rng([50_000 + 1000 * self.seed, expert])
 
         def nibbles(*shape: int) -> torch.Tensor:
-            raw = torch.randint(0, 256, shape, generator=g, dtype=torch.uint8)
+            raw = torch.frombuffer(bytearray(g.bytes(shape[0] * shape[1])), dtype=torch.uint8).view(shape)
             if self.arch == "gfx942":  # its kernels take no -0
                 raw = torch.where(raw & 0xF == 8, raw & 0xF0, raw)
                 raw = torch.where(raw & 0xF0 == 0x80, raw & 0xF, raw)
             return raw
 
         def codes(*shape: int) -> torch.Tensor:
-            return torch.randint(118, 122, shape, generator=g, dtype=torch.uint8)
+            return torch.from_numpy(g.integers(118, 122, shape, dtype=np.uint8))
 
         return {
             "gate": nibbles(INTER, HIDDEN // 2),
@@ -167,34 +167,34 @@ def moe(case: FfnCase, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     w = w / w.sum(1, keepdim=True) * 1.5
     x_routed, x_shared = f.mxfp8_rows(normed, 1e-10), f.mxfp8_rows(normed, 1e-4)
     share = INTER // case.tp
+    cuts = [slice(rank * share, (rank + 1) * share) for rank in range(case.tp)]
     gate_up = f.bf16(x_shared @ f.mxfp8_matrix(d["sgu"], d["sgu_s"]).T)
     shared_mid = f.mxfp8_rows(f.bf16(silu_mul_rounded(gate_up[:, :INTER], gate_up[:, INTER:])), 1e-4)
     shared_w2 = f.mxfp8_matrix(d["sw2"], d["sw2_s"])
-    matrices: dict[int, list[torch.Tensor]] = {}
+    # What each pick adds on each rank, expert by expert so that one expert's matrices exist at a time.
+    terms = torch.zeros(case.tp, case.rows, PICKS, HIDDEN, dtype=torch.float64)
     for e in sorted(set(order.flatten().tolist())):
-        x = case.experts[e]
-        matrices[e] = [f.mxfp4_matrix(x[k], x[k + "_s"]) for k in ("gate", "up", "down")]
+        weights = case.expert(e)
+        gate, up, down = (f.mxfp4_matrix(weights[k], weights[k + "_s"]) for k in ("gate", "up", "down"))
+        tokens, places = (order == e).nonzero(as_tuple=True)
+        x = x_routed[tokens]
+        mid = f.bf16(silu_mul(x @ gate.T, x @ up.T))
+        for rank, cut in enumerate(cuts):
+            part = f.mxfp8_rows(mid[:, cut].contiguous(), 1e-10) @ down[:, cut].T
+            terms[rank, tokens, places] = f.bf16(w[tokens, places][:, None] * part)
     total = torch.zeros(case.rows, HIDDEN)
-    for rank in range(case.tp):
-        cut = slice(rank * share, (rank + 1) * share)
-        part = torch.zeros(case.rows, HIDDEN, dtype=torch.float64)
-        for t in range(case.rows):
-            acc = torch.zeros(HIDDEN, dtype=torch.float64)
-            for k, e in enumerate(order[t].tolist()):
-                g, u, down = matrices[e]
-                mid = f.bf16(silu_mul(g[cut] @ x_routed[t], u[cut] @ x_routed[t]))
-                mid = f.mxfp8_rows(mid[None], 1e-10)[0]
-                acc = f.bf16(acc + f.bf16(w[t, k] * (down[:, cut] @ mid)))
-            part[t] = acc
-        part = f.bf16(part + f.bf16(shared_mid[:, cut] @ shared_w2[:, cut].T))
+    for rank, cut in enumerate(cuts):
+        acc = torch.zeros(case.rows, HIDDEN, dtype=torch.float64)
+        for k in range(PICKS):
+            acc = f.bf16(acc + terms[rank, :, k])
+        part = f.bf16(acc + f.bf16(shared_mid[:, cut] @ shared_w2[:, cut].T))
         total = total + part.float()
     return f.bf16(total.double()), order
 
 
-def expert_memory(case: FfnCase, rank: int, device: Device) -> dict[str, torch.Tensor]:
-    """One rank's expert tensors in the architecture's layout, filled for the experts that have weights."""
+def expert_memory(case: FfnCase, device: Device) -> list[dict[str, torch.Tensor]]:
+    """Each rank's expert tensors in the architecture's layout, filled for the experts that have weights."""
     share = INTER // case.tp
-    cut = slice(rank * share, (rank + 1) * share)
     inter = share if case.arch == "gfx942" else -(-share // 128) * 128
     columns = inter // 32 if case.arch == "gfx942" else -(-(inter // 32) // 8) * 8
     shapes = {
@@ -204,30 +204,51 @@ def expert_memory(case: FfnCase, rank: int, device: Device) -> dict[str, torch.T
         "w2_s": (EXPERTS, HIDDEN, columns),
     }
     # numpy's zeros are pages that exist once touched; torch's are written at once.
-    out = {k: torch.from_numpy(np.zeros(s, dtype=np.uint8)) for k, s in shapes.items()}
+    ranks = [
+        {k: torch.from_numpy(np.zeros(s, dtype=np.uint8)) for k, s in shapes.items()} for _ in range(case.tp)
+    ]
+    for e in case.experts:
+        weights = case.expert(e)
+        for rank, out in enumerate(ranks):
+            for name, value in expert_layout(case, weights, rank, inter).items():
+                out[name][e] = value
+    for rank, out in enumerate(ranks):
+        for name, tensor in out.items():
+            device.register(tensor, name, rank)
+    return ranks
+
+
+def expert_layout(
+    case: FfnCase, x: dict[str, torch.Tensor], rank: int, inter: int
+) -> dict[str, torch.Tensor]:
+    """One expert's share of a rank, ``inter`` rows wide, as the kernels read it."""
+    share = INTER // case.tp
+    cut = slice(rank * share, (rank + 1) * share)
+    gate, up, gs, us = x["gate"][cut], x["up"][cut], x["gate_s"][cut], x["up_s"][cut]
+    down = x["down"][:, rank * share // 2 : (rank + 1) * share // 2]
+    ds = x["down_s"][:, rank * share // 32 : (rank + 1) * share // 32]
+    if case.arch == "gfx942":
+        w = base_module(case.arch, "weights942")
+        return {
+            "w13": w.fp4_tile_major(f.interleave_rows(gate, up)),
+            "w13_s": w.codes_tile_rounds(f.interleave_rows(gs, us)),
+            "w2": w.fp4_tile_major(down),
+            "w2_s": ds,
+        }
 
     def pad(x: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
+        if x.shape == (rows, cols):
+            return x
         return torch.nn.functional.pad(x, (0, cols - x.shape[1], 0, rows - x.shape[0]))
 
-    for e, x in case.experts.items():
-        gate, up, gs, us = x["gate"][cut], x["up"][cut], x["gate_s"][cut], x["up_s"][cut]
-        down = x["down"][:, rank * share // 2 : (rank + 1) * share // 2]
-        ds = x["down_s"][:, rank * share // 32 : (rank + 1) * share // 32]
-        if case.arch == "gfx942":
-            w = base_module(case.arch, "weights942")
-            out["w13"][e] = w.fp4_tile_major(f.interleave_rows(gate, up))
-            out["w13_s"][e] = w.codes_tile_rounds(f.interleave_rows(gs, us))
-            out["w2"][e] = w.fp4_tile_major(down)
-            out["w2_s"][e] = ds
-        else:
-            tiles = f.interleave_tiles(pad(gate, inter, HIDDEN // 2), pad(up, inter, HIDDEN // 2))
-            codes = f.interleave_tiles(pad(gs, inter, HIDDEN // 32), pad(us, inter, HIDDEN // 32))
-            out["w13"][e], out["w13_s"][e] = f.shuffle_fp4(tiles), f.shuffle_codes(codes)
-            out["w2"][e] = f.shuffle_fp4(pad(down, HIDDEN, inter // 2))
-            out["w2_s"][e] = f.shuffle_codes(pad(ds, HIDDEN, inter // 32))
-    for name, tensor in out.items():
-        device.register(tensor, name, rank)
-    return out
+    tiles = f.interleave_tiles(pad(gate, inter, HIDDEN // 2), pad(up, inter, HIDDEN // 2))
+    codes = f.interleave_tiles(pad(gs, inter, HIDDEN // 32), pad(us, inter, HIDDEN // 32))
+    return {
+        "w13": f.shuffle_fp4(tiles),
+        "w13_s": f.shuffle_codes(codes),
+        "w2": f.shuffle_fp4(pad(down, HIDDEN, inter // 2)),
+        "w2_s": f.shuffle_codes(pad(ds, HIDDEN, inter // 32)),
+    }
 
 
 def base_module(arch: str, name: str) -> Any:
@@ -265,6 +286,7 @@ class FfnRun:
             )
             for r in range(case.tp)
         ]
+        experts = expert_memory(case, device)
         self.ranks: list[dict[str, Any]] = []
         for rank in range(case.tp):
             t = lambda x, name, rank=rank: device.tensor(x, name, rank)  # noqa: E731
@@ -281,7 +303,6 @@ class FfnRun:
                 w = base_module(case.arch, "weights942")
                 sgu, sgu_s = w.dense_copy(sgu, sgu_s)
                 sw2, sw2_s = w.dense_copy(sw2, sw2_s)
-            experts = expert_memory(case, rank, device)
             addresses = torch.tensor([p.data_ptr() for p in self.peers], dtype=torch.int64)
             self.ranks.append(
                 {
@@ -300,7 +321,7 @@ class FfnRun:
                     "pre_out": device.empty(m, HC, name="pre_out", rank=rank),
                     "gate_w": t(d["gate"], "gate_w"),
                     "bias": t(d["bias"], "bias"),
-                    **experts,
+                    **experts[rank],
                     "sgu": t(sgu, "sgu"),
                     "sgu_s": t(sgu_s, "sgu_s"),
                     "sw2": t(sw2, "sw2"),

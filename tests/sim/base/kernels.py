@@ -45,16 +45,22 @@ class BaseKernel:
     regions: dict[str, list[int]]
 
 
-def compiled(kind: str, rows: int, tp: int, arch: str, ratio: int = 1) -> BaseKernel:
-    """kind "k1", "k2" or "ffn"."""
+def source_hash() -> str:
+    """Of what a compiled kernel depends on: the base's sources, our shim, the compiler's version."""
     import flydsl
 
     digest = hashlib.sha256()
-    for file in [*sorted((BASE / "models/deepseek_v41/amd/mono").rglob("*.py")), *sorted(HERE.rglob("*.py"))]:
+    shim = [HERE / "compile_one.py", *sorted((HERE / "shim").rglob("*.py"))]
+    for file in [*sorted((BASE / "models/deepseek_v41/amd/mono").rglob("*.py")), *shim]:
         digest.update(file.name.encode() + file.read_bytes())
     digest.update(flydsl.__version__.encode())
+    return digest.hexdigest()[:16]
+
+
+def compiled(kind: str, rows: int, tp: int, arch: str, ratio: int = 1) -> BaseKernel:
+    """kind "k1", "k2" or "ffn"."""
     cache = Path(os.environ.get("CDNASIM_CACHE", Path.home() / ".cache" / "cdnasim"))
-    folder = cache / f"base-{digest.hexdigest()[:16]}"
+    folder = cache / f"base-{source_hash()}"
     stem = folder / f"{kind}-{rows}-{tp}-{arch}-{ratio}"
     if not stem.with_suffix(".s").exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -314,6 +314,10 @@ class LayerRun:
             "pre": a["pre_out"].clone(),
         }
         self.ffn.finish()
+        return self.k2_run()
+
+    def k2_run(self) -> FfnRun:
+        """K2's memory, on the FFN half's case as it is."""
         extra = []
         for args in self.ranks:
             keep = "q swa swa_stride swa_block comp comp_stride comp_block kt klen slot swa_idx swa_lens t2r topk "  # noqa: E501
