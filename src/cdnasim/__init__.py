@@ -3,6 +3,16 @@
 
 from .device import Device, LaunchReport
 from .errors import AssemblyError, SimulationError
+from .hip import HipDevice, open_device
 from .program import Program, load
 
-__all__ = ["AssemblyError", "Device", "LaunchReport", "Program", "SimulationError", "load"]
+__all__ = [
+    "AssemblyError",
+    "Device",
+    "HipDevice",
+    "LaunchReport",
+    "Program",
+    "SimulationError",
+    "load",
+    "open_device",
+]

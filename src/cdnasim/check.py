@@ -22,6 +22,11 @@ PROOFS = (
     ("base's K1, K2 and FFN against float64", "test_base.py"),
     ("planted faults in FlyDSL hand-offs", "test_flydsl.py"),
     ("catchers, parser errors, memory model", "test_catchers.py"),
+    ("missing waits, NaNs where they are born", "test_wait_checks.py"),
+    ("schedules, ranks side by side", "test_schedule.py"),
+    ("counts of a launch", "test_counts.py"),
+    ("the picture of a launch", "test_timeline.py"),
+    ("the same bodies and calls for real GPUs", "test_hip.py"),
 )
 
 

@@ -84,6 +84,7 @@ class Kernel:
     sources: list[str] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
     handle: int = 0
+    assembly: str = field(default="", repr=False)  # the whole text that it came from
 
     @property
     def arguments(self) -> list[tuple[int, int]]:
@@ -365,4 +366,6 @@ def load(text: str, arch: str, file: str = "<assembly>") -> Program:
     if not reader.descriptors:
         raise AssemblyError(file, 0, "", "no .amdhsa_kernel descriptor")
     kernels = {name: reader.kernel(name) for name in reader.descriptors}
+    for kernel in kernels.values():
+        kernel.assembly = text
     return Program(arch, kernels)

@@ -39,7 +39,16 @@ amdhsa.kernels:
       - .offset: 0
         .size: 8
         .value_kind: global_buffer
+    .group_segment_fixed_size: {lds}
+    .kernarg_segment_align: 8
+    .kernarg_segment_size: 8
+    .max_flat_workgroup_size: 1024
     .name: k
+    .private_segment_fixed_size: 0
+    .sgpr_count: 38
+    .symbol: k.kd
+    .vgpr_count: 16
+    .wavefront_size: 64
 amdhsa.version: [1, 2]
 ...
 	.end_amdgpu_metadata

@@ -53,10 +53,9 @@ PEERS = """
 def test_ranks_meet_in_peer_memory(memory: str, schedule: str) -> None:
     """Stores, atomics and polls cross ranks; three workgroups of each rank write the same rows."""
     text = HEAD.format(arch="gfx950") + PEERS + TAIL.format(lds=0)
-    text = text.replace(".amdhsa_kernarg_size 8", ".amdhsa_kernarg_size 16").replace(
-        "    .name: k",
-        "      - .offset: 8\n        .size: 8\n        .value_kind: global_buffer\n    .name: k",
-    )
+    second = "      - .offset: 8\n        .size: 8\n        .value_kind: global_buffer\n"
+    text = text.replace(".amdhsa_kernarg_size 8", ".amdhsa_kernarg_size 16")
+    text = text.replace("    .group_segment", second + "    .group_segment")
     kernel = load(text, "gfx950", "planted.s").kernel()
     counts = []
     for threads in (1, 2):
