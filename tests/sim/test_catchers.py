@@ -136,6 +136,31 @@ HANDOFF_FAULTS = {
 }
 
 
+# The way of compilers, plain accesses and cache maintenance; without sc1 the latter does nothing.
+FENCED = {
+    "store": "global_store_dword v1, v3, s[4:5]",
+    "drain": "buffer_wbl2 sc1\n s_waitcnt vmcnt(0)",
+    "early": "global_load_dword v6, v1, s[4:5]\n s_waitcnt vmcnt(0)",
+    "load": "buffer_inv sc1\n global_load_dword v6, v1, s[4:5]",
+}
+FENCE_FAULTS = {
+    "no write-back": {"drain": "s_waitcnt vmcnt(0)"},
+    "write-back without sc1": {"drain": "buffer_wbl2 sc0\n s_waitcnt vmcnt(0)"},
+    "write-back not waited for": {"drain": "buffer_wbl2 sc1"},
+    "no invalidate": {"load": "global_load_dword v6, v1, s[4:5]"},
+    "invalidate without sc1": {"load": "buffer_inv sc0\n global_load_dword v6, v1, s[4:5]"},
+}
+
+
+def test_cache_maintenance_hands_plain_accesses_over() -> None:
+    assert all(handoff(FENCED, seed) for seed in range(150))
+
+
+@pytest.mark.parametrize("name", FENCE_FAULTS)
+def test_faulty_cache_maintenance_fails_some_seed(name: str) -> None:
+    assert not all(handoff(FENCED | FENCE_FAULTS[name], seed) for seed in range(100))
+
+
 def handoff(parts: dict[str, str], seed: int) -> bool:
     """Whether the consumer saw the producer's data."""
     out = run(

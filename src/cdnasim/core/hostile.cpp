@@ -230,22 +230,29 @@ void hostile_wait(Wave& w, int outstanding) {
   }
 }
 
-// buffer_inv: the L1; with sc1 also the XCD's L2 (lines it has not written).
+// buffer_inv with sc1: the L1 and the XCD's L2 (lines it has not written). Without sc1 it does nothing: sc0 alone acts
+// only where a workgroup is spread over compute units (tgsplit).
 void hostile_invalidate(Wave& w, const Inst& I) {
   Machine& m = *w.m;
-  for (CacheLine& c : m.model->of_l1(m, *w.wg)) c.line = ~0ull;
   if (!(I.cpol & CPOL_SC1)) return;
+  for (CacheLine& c : m.model->of_l1(m, *w.wg)) c.line = ~0ull;
   for (CacheLine& c : m.model->of_l2(m, w.wg->rank, w.wg->xcd))
     if (c.line != ~0ull) drop(m, c);
 }
 
-// buffer_wbl2 writes the XCD's dirty lines back (its completion is waited for with vmcnt).
+// buffer_wbl2 with sc1 writes the wave's stores and the XCD's dirty lines back, at the latest when vmcnt is waited for;
+// without sc1 it does nothing.
 void hostile_write_back(Wave& w, const Inst& I) {
-  Machine& m = *w.m;
-  if (!(I.cpol & (CPOL_SC0 | CPOL_SC1))) return;
-  hostile_wait(w, 0);
-  for (CacheLine& c : m.model->of_l2(m, w.wg->rank, w.wg->xcd))
-    if (c.line != ~0ull) clean(m, c);
+  if (!(I.cpol & CPOL_SC1)) return;
+  PendingOp op;
+  op.load = [&w] {
+    for (PendingOp& other : w.pending)
+      if (!other.stores.empty()) complete(w, other);
+    for (CacheLine& c : w.m->model->of_l2(*w.m, w.wg->rank, w.wg->xcd))
+      if (c.line != ~0ull) clean(*w.m, c);
+  };
+  w.pending.push_back(std::move(op));
+  if (w.pending.size() > 63) hostile_wait(w, 63);
 }
 
 // Now and then something completes, or a line is evicted, without anybody waiting for it.
