@@ -18,6 +18,7 @@ from pathlib import Path
 PROOFS = (
     ("opcodes against the ISA manual", "test_conformance.py"),
     ("Triton kernels against torch", "test_triton.py"),
+    ("Triton kernels against its interpreter", "test_triton_interpreter.py"),
     ("SWA metadata kernel against its definition", "test_swa_decode_meta.py"),
     ("base's K1, K2 and FFN against float64", "test_base.py"),
     ("planted faults in FlyDSL hand-offs", "test_flydsl.py"),
