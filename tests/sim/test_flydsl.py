@@ -42,12 +42,14 @@ FAULTS = (
 )
 
 
-def build(fault: str):
+def build(fault: str, flag: int = FLAG, row: int = 0):
+    """``flag`` and ``row``: where the flag and the row lie in scratch, in words."""
+
     @fx.struct
     class Lds:
         row: fx.Array[fx.Int32, THREADS, 16]
 
-    name = "handoff_" + (fault.replace(" ", "_") or "good")
+    name = f"handoff_{fault.replace(' ', '_') or 'good'}_{flag}"
 
     @flyc.kernel(name=name, known_block_size=[THREADS, 1, 1])
     def kernel(scratch: Int64, out: Int64, epoch: Int32):
@@ -62,26 +64,28 @@ def build(fault: str):
         shift = THREADS if const_expr(fault == "row past the end") else 0
         if bid == 0:
             if const_expr(fault == "flag first") and tid == 0:
-                bo.buffer_store(tag, s, FLAG, cache_modifier=DEVICE_SCOPE)
-            bo.buffer_store(tid * 3 + epoch * 1000, s, tid, cache_modifier=store_policy)
+                bo.buffer_store(tag, s, flag, cache_modifier=DEVICE_SCOPE)
+            bo.buffer_store(tid * 3 + epoch * 1000, s, row + tid, cache_modifier=store_policy)
             if const_expr(fault != "no drain"):
                 rocdl.s_waitcnt(vmcnt=0)
             gpu.barrier()
             if const_expr(fault != "flag first") and tid == 0:
-                bo.buffer_store(tag, s, FLAG, cache_modifier=DEVICE_SCOPE)
+                bo.buffer_store(tag, s, flag, cache_modifier=DEVICE_SCOPE)
         else:
             if const_expr(fault == "plain load"):
                 # The line is read once before it is handed over.
-                early = fx.Int32(bo.buffer_load(s, tid, vec_width=1, dtype=T.i32))
+                early = fx.Int32(bo.buffer_load(s, row + tid, vec_width=1, dtype=T.i32))
                 bo.buffer_store(early, o, THREADS + tid)
                 rocdl.s_waitcnt(vmcnt=0)
-            seen = fx.Int32(bo.buffer_load(s, FLAG, vec_width=1, dtype=T.i32, cache_modifier=DEVICE_SCOPE))
+            seen = fx.Int32(bo.buffer_load(s, flag, vec_width=1, dtype=T.i32, cache_modifier=DEVICE_SCOPE))
             while seen != tag:
                 rocdl.s_sleep(1)
                 seen = fx.Int32(
-                    bo.buffer_load(s, FLAG, vec_width=1, dtype=T.i32, cache_modifier=DEVICE_SCOPE)
+                    bo.buffer_load(s, flag, vec_width=1, dtype=T.i32, cache_modifier=DEVICE_SCOPE)
                 )
-            value = fx.Int32(bo.buffer_load(s, tid, vec_width=1, dtype=T.i32, cache_modifier=load_policy))
+            value = fx.Int32(
+                bo.buffer_load(s, row + tid, vec_width=1, dtype=T.i32, cache_modifier=load_policy)
+            )
             fx.ptr_store(value, lds.row.ptr + tid)
             if const_expr(fault != "no barrier in LDS"):
                 gpu.barrier()
@@ -96,8 +100,8 @@ def build(fault: str):
 
 
 @functools.cache
-def compiled(fault: str, arch: str) -> Kernel:
-    return compile_kernel(build(fault), 3, arch)
+def compiled(fault: str, arch: str, flag: int = FLAG, row: int = 0) -> Kernel:
+    return compile_kernel(build(fault, flag, row), 3, arch)
 
 
 def passes(fault: str, arch: str, seed: int, epochs: int = 2) -> bool:
@@ -142,3 +146,22 @@ def test_faults_that_a_catcher_names(fault: str, kind: tuple[str, ...], arch: st
         for seed in range(20):
             passes(fault, arch, seed)
     assert caught.value.kind in kind and caught.value.line
+
+
+def reuse(arch: str, seed: int, *, shared: bool) -> bool:
+    """A launch of one width, then one of another width whose flag lies where the first kept data. With
+    the first's
+    scratch, word 1 holds 3 already: the tag that the second launch (epoch 2) waits for."""
+    dev = Device(arch, memory="hostile", seed=seed, quantum=(5, 40), stall_bound=100_000)
+    scratch, other = (dev.zeros(FLAG + 64, dtype=torch.int32) for _ in range(2))
+    out = dev.zeros(2 * THREADS, dtype=torch.int32, name="out")
+    dev.launch(compiled("", arch), 2, THREADS, [scratch, out, 0], persistent=True)
+    second = compiled("", arch, 1, 2048)
+    dev.launch(second, 2, THREADS, [scratch if shared else other, out, 2], persistent=True)
+    return out[:THREADS].tolist() == [t * 3 + 2000 for t in reversed(range(THREADS))]
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_scratch_reused_by_another_width_is_caught(arch: str) -> None:
+    assert all(reuse(arch, seed, shared=False) for seed in range(40))
+    assert not all(reuse(arch, seed, shared=True) for seed in range(40))
