@@ -17,6 +17,7 @@ from pathlib import Path
 
 PROOFS = (
     ("opcodes against the ISA manual", "test_conformance.py"),
+    ("matrix layouts, memory and LDS opcodes", "test_layouts.py"),
     ("Triton kernels against torch", "test_triton.py"),
     ("Triton kernels against its interpreter", "test_triton_interpreter.py"),
     ("SWA metadata kernel against its definition", "test_swa_decode_meta.py"),
@@ -26,6 +27,7 @@ PROOFS = (
     ("missing waits, NaNs where they are born", "test_wait_checks.py"),
     ("schedules, ranks side by side", "test_schedule.py"),
     ("counts of a launch", "test_counts.py"),
+    ("modelled times: parts, fit, residuals", "test_timing.py"),
     ("the picture of a launch", "test_timeline.py"),
     ("the same bodies and calls for real GPUs", "test_hip.py"),
 )

@@ -61,6 +61,26 @@ def record_bytes(kv: torch.Tensor, arch: str, window: bool = True) -> tuple[torc
     return data, scales
 
 
+def split_attention(q: torch.Tensor, keys: torch.Tensor, sink: torch.Tensor, chunk: int) -> torch.Tensor:
+    """[heads, dim] of queries [heads, dim] on keys [n, dim] (values, too), in chunks as a flash-decoding
+    kernel
+    takes them: a chunk's weights are rounded to bf16 under the chunk's own maximum, and so is its partial
+    result; the sums of weights are not rounded. ``sink`` [heads] joins at the end."""
+    score = q @ keys.T * HEAD_DIM**-0.5
+    parts, tops, sums = [], [], []
+    for first in range(0, keys.shape[0], chunk):
+        one = score[:, first : first + chunk]
+        top = one.amax(1)
+        weight = torch.exp(one - top[:, None])
+        parts.append(f.bf16(f.bf16(weight) @ keys[first : first + chunk]))
+        tops.append(top)
+        sums.append(weight.sum(1))
+    top = torch.maximum(torch.stack(tops).amax(0), sink)
+    share = [torch.exp(x - top) for x in tops]
+    total = torch.exp(sink - top) + sum(x * y for x, y in zip(sums, share, strict=True))
+    return sum(p * x[:, None] for p, x in zip(parts, share, strict=True)) / total[:, None]
+
+
 class Cache:
     """A paged cache: blocks of data rows, then scale rows, a page a multiple of 576 bytes."""
 
@@ -273,10 +293,17 @@ class LayerRun:
         }
 
     # ---- K2
+    def chunk_keys(self) -> int:
+        """Keys of one unit of the split attention, from the size of its partial results."""
+        k2 = compiled("k2", self.rows, self.tp, self.arch, self.ratio)
+        chunks = k2.regions["part"][1] // (self.rows * self.heads * HEAD_DIM * 2)
+        return KEYS // chunks
+
     def attention(self, rank: int) -> torch.Tensor:
         """A rank's unreduced wo_b output, bf16 [rows, hidden], from K1's own queries and cache."""
         a = self.ranks[rank]
         q, out = a["q"].double(), torch.zeros(self.rows, self.heads, HEAD_DIM, dtype=torch.float64)
+        sink = a["sink"].double()
         for t in range(self.rows):
             chosen = self.topk[t][self.topk[t] >= 0].long()
             keys = torch.cat(
@@ -285,11 +312,8 @@ class LayerRun:
                     self.window.read(self.swa_idx[t].long(), a["swa"]),
                 ]
             )
-            score = q[t] @ keys.T * HEAD_DIM**-0.5
-            sink = a["sink"].double()[:, None]
-            weight = torch.softmax(torch.cat([score, sink], 1), 1)[:, :-1]
-            out[t] = weight @ keys
-        out = f.bf16(rope(f.bf16(out), self.cos_sin[self.pos][:, None], inverse=True))
+            out[t] = split_attention(q[t], keys, sink, self.chunk_keys())
+        out = rope(f.bf16(out), self.cos_sin[self.pos][:, None], inverse=True)
         x = f.mxfp8_rows(out.reshape(self.rows, -1), 2.0**-127)
         o = slice(rank * self.groups * O_RANK, (rank + 1) * self.groups * O_RANK)
         os_ = slice(rank * self.groups * 32, (rank + 1) * self.groups * 32)
