@@ -90,25 +90,28 @@ def test_k1() -> None:
     check_k1(run.compare_k1())
 
 
-@full
 @pytest.mark.parametrize(
     "rows, tp, arch, ratio, memory",
     [
-        (6, 4, "gfx950", 1, "exact"),
-        (6, 4, "gfx950", 1, "hostile"),
-        (1, 2, "gfx950", 1, "exact"),
-        (8, 2, "gfx950", 2, "exact"),
-        (48, 4, "gfx950", 1, "exact"),
-        (6, 4, "gfx942", 1, "exact"),
-        (6, 4, "gfx942", 1, "hostile"),
-        (42, 4, "gfx942", 1, "exact"),
+        pytest.param(1, 2, "gfx950", 1, "exact"),
+        pytest.param(6, 4, "gfx950", 1, "exact", marks=full),
+        pytest.param(6, 4, "gfx950", 1, "hostile", marks=full),
+        pytest.param(8, 2, "gfx950", 2, "exact", marks=full),
+        pytest.param(48, 4, "gfx950", 1, "exact", marks=full),
+        pytest.param(6, 4, "gfx942", 1, "exact", marks=full),
+        pytest.param(6, 4, "gfx942", 1, "hostile", marks=full),
+        pytest.param(42, 4, "gfx942", 1, "exact", marks=full),
     ],
 )
 def test_whole_layer(rows: int, tp: int, arch: str, ratio: int, memory: str) -> None:
-    """K1, then K2 on K1's outputs: attention, wo_a, wo_b, both TP sums, seam, MoE."""
+    """K1, then K2 on K1's outputs: attention, wo_a, wo_b, both TP sums, seam, MoE. The reference rounds
+    where the
+    split attention does, so that K2's residual is closer than the general bound asks."""
     run = whole.LayerRun(rows, tp, arch, ratio, memory=memory)
     run.run_k1()
     check_k1(run.compare_k1())
     second = run.prepare_k2()
     second.launch()
-    check(ffn.compare(second))
+    result = ffn.compare(second)
+    check(result)
+    assert result["residual"][1] < 1e-3, result["residual"]
