@@ -361,13 +361,30 @@ def test_a_target_of_which_no_layer_runs_anything_is_refused_once_it_is_built(gp
     assert MonoDecodeLayer.create(decoder_layer(2, moe_shared_experts=None), config) is None
     assert MonoDecodeLayer.create(draft_layer(), config) is not None
     state = mono_decode.counting_model_state(object)
-    with pytest.raises(SpecializedDecodeError) as error:
+    with pytest.raises(SpecializedDecodeError):
+        state()
+    with pytest.raises(SpecializedDecodeError) as error:  # and not only the first time
         state()
     assert str(error.value).splitlines()[:3] == [
         "--specialized-decode monokernel: DeepSeek-V4.1 mono decode cannot run here, for 2 reason(s):",
         "  - layers 0-1,3: SwiGLU limit 7.0, wanted 10",
         "  - layers 2: no shared expert",
     ]
+
+
+def test_a_draft_of_which_no_layer_runs_anything_keeps_vllm_s_path_beside_the_target(gpu: Any) -> None:
+    config = with_drafts(deployment())
+    assert MonoDecodeLayer.create(decoder_layer(), config) is not None
+    assert MonoDecodeLayer.create(draft_layer(compress_ratio=1), config) is None
+    mono_decode.counting_model_state(object)()
+
+
+def test_a_draft_without_experts_of_its_own_is_routed_as_the_target(gpu: Any) -> None:
+    config = with_drafts(deployment())
+    del config.model_config.hf_config.dspark_n_routed_experts
+    config.model_config.hf_config.dspark_num_experts_per_tok = 0
+    drafting = MonoDecodeLayer.create(draft_layer(routing=TARGET_ROUTING), config)
+    assert drafting is not None and drafting.routing == TARGET_ROUTING
 
 
 def test_a_model_without_the_option_forgets_an_earlier_one_s_decode(gpu: Any) -> None:
@@ -400,8 +417,11 @@ def test_draft_layers_run_the_ffn_launch_on_cdna3_with_the_target_s_kernels(gpu:
     assert drafting.decode is not mono.decode and drafting.decode.build == mono.decode.build
 
 
-def test_a_draft_layer_with_compressed_keys_keeps_vllm_s_path(gpu: Any) -> None:
-    assert launch_of(draft_layer(compress_ratio=1), with_drafts(deployment())) is None
+@pytest.mark.parametrize(
+    "compressed", [{"compress_ratio": 1}, {"indexer": an(INDEXERS[4])}], ids=["ratio", "indexer"]
+)
+def test_a_draft_layer_with_compressed_keys_keeps_vllm_s_path(gpu: Any, compressed: dict[str, Any]) -> None:
+    assert launch_of(draft_layer(**compressed), with_drafts(deployment())) is None
 
 
 @pytest.mark.parametrize(("cdna", "unfolded"), [(3, True), (4, False)])

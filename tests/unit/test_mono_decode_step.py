@@ -213,7 +213,9 @@ def test_an_engram_layer_without_hashes_folds_as_the_others(opened: list[Recorde
 def test_an_index_source_selects_between_the_launches(opened: list[Recorder]) -> None:
     layer, mono = whole_layer(indexer=an(DeepseekV41RocmMxfp4Indexer))
     run(layer, mono, metadata(layer))
-    assert callable(opened[0].calls[0][2]["select"])
+    select = opened[0].calls[0][2]["select"]
+    assert select.func is mono_decode._select_keys and select.args[0] is layer.attn
+    assert torch.equal(select.args[1], torch.arange(ROWS))
 
 
 @pytest.mark.parametrize("has_scale", [True, False], ids=["mxfp4", "fp8"])
@@ -368,6 +370,16 @@ def test_the_ffn_launch_needs_no_windows(opened: list[Recorder]) -> None:
     assert run(layer, mono, step) == ("ffn",)
 
 
+def test_a_whole_layer_needs_no_compressed_keys_of_a_layer_whose_attention_vllm_runs(
+    opened: list[Recorder],
+) -> None:
+    config = with_drafts(deployment())
+    whole, part = decoder_layer(3), decoder_layer(4, kv_cache_dtype="auto")
+    monos = [created(whole, config), created(part, config)]
+    step = metadata(whole) | {"layers.4.window": window()}
+    assert [run(whole, monos[0], step), run(part, monos[1], step)] == [("whole",), ("ffn",)]
+
+
 def strided(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the same shape whose rows lie apart."""
     return torch.stack([tensor, tensor], dim=1)[:, 0]
@@ -382,6 +394,20 @@ def test_every_input_must_be_contiguous(opened: list[Recorder], make: Any, name:
     assert run(layer, mono, metadata(layer), **{name: odd}) is None
     assert mono.decode.counters.declines == {"inputs not contiguous": 1}
     assert not any(kernels.calls for kernels in opened)
+
+
+@pytest.mark.parametrize("name", ["post_mix", "res_mix", "pre_mix"])
+def test_every_mix_must_be_there_for_a_residual(opened: list[Recorder], name: str) -> None:
+    layer, mono = whole_layer()
+    assert run(layer, mono, metadata(layer), **{name: None}) is None
+    assert mono.decode.counters.declines == {"inputs not contiguous": 1}
+
+
+def test_a_draft_does_not_start_from_an_embedding_of_one_stream(opened: list[Recorder]) -> None:
+    layer = draft_layer()
+    mono = created(layer)
+    assert run(layer, mono, metadata(layer, DRAFT_WIDTH), **NOTHING_OWED) is None
+    assert mono.decode.counters.declines == {"first layer of a pipeline stage": 1}
 
 
 def test_the_first_layer_s_embedding_must_be_contiguous(opened: list[Recorder]) -> None:
@@ -494,6 +520,29 @@ def test_strict_mode_rejects_a_fallback_of_one_layer(opened: list[Recorder]) -> 
     with pytest.raises(RuntimeError, match="should have taken .*: inputs not contiguous"):  # noqa: RUF043
         run(layer, mono, metadata(layer), post_mix=None)
     assert run(layer, mono, metadata(layer, num_prefills=1)) is None
+
+
+# Of the steps on vLLM's path, those that belong there: prefills, other graphs, no metadata, a stage's input.
+EXPECTED = {"piecewise", "prefill", "no-decodes", "rows", "dummy", "profile", "microbatches", "stage-input"}
+
+
+@pytest.mark.parametrize("name", [*GENERAL_DECLINES, *WHOLE_DECLINES])
+def test_strict_mode_rejects_every_decline_but_those_that_belong_on_vllm_s_path(
+    opened: list[Recorder], name: str
+) -> None:
+    changes, inputs, reason = (GENERAL_DECLINES | WHOLE_DECLINES)[name]
+    config = with_drafts(deployment())
+    config.kernel_config.specialized_decode_strict = True
+    layer = decoder_layer()
+    mono = created(layer, config)
+    step = inputs.get("step", metadata(layer, **changes))
+    given = {key: value for key, value in inputs.items() if key != "step"}
+    if name in EXPECTED:
+        assert run(layer, mono, step, **given) is None
+    else:
+        with pytest.raises(RuntimeError, match=f"should have taken .*: {reason}"):
+            run(layer, mono, step, **given)
+    assert mono.decode.counters.declines == {reason: 1}
 
 
 def test_weights_that_the_kernels_cannot_read_are_all_named(

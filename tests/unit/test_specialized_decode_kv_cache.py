@@ -38,9 +38,11 @@ def test_a_bound_cache_is_read_as_it_is(stride: int) -> None:
     [
         torch.zeros(BLOCKS, BLOCK * RECORD, dtype=torch.uint8),
         cache(dtype=torch.float8_e4m3fn),
+        cache(dtype=torch.float8_e4m3fnuz),
+        cache(dtype=torch.float8_e5m2),
         torch.zeros(BLOCKS, 2 * BLOCK, RECORD, dtype=torch.uint8),
     ],
-    ids=["bytes", "fp8", "half-blocks"],
+    ids=["bytes", "fp8", "fp8-fnuz", "bf8", "half-blocks"],
 )
 def test_other_forms_of_the_same_bytes_are_viewed_as_records(kv: torch.Tensor) -> None:
     seen = view(kv)
@@ -58,8 +60,10 @@ def test_other_forms_of_the_same_bytes_are_viewed_as_records(kv: torch.Tensor) -
         (cache().transpose(1, 2).contiguous().transpose(1, 2), "wanted each block contiguous"),
         (torch.tensor([]), "the cache is not allocated"),
         (torch.zeros(0, BLOCK, RECORD, dtype=torch.uint8), "the cache is not allocated"),
+        (torch.zeros(BLOCK * RECORD, dtype=torch.uint8), "shape (37376,), wanted blocks of records"),
+        (torch.zeros(BLOCKS, BLOCK, 2, 292, dtype=torch.uint8), "records of 292 bytes, wanted 584"),
     ],
-    ids=["stride", "dtype", "record", "block", "contiguity", "unbound", "empty"],
+    ids=["stride", "dtype", "record", "block", "contiguity", "unbound", "empty", "flat", "halves"],
 )
 def test_a_cache_of_another_form_is_an_error_with_the_layer_s_name(kv: torch.Tensor, fault: str) -> None:
     with pytest.raises(ValueError, match=r"model\.layers\.7\.attn: .* sliding-window cache: ") as error:
@@ -89,6 +93,13 @@ def test_a_rebound_cache_is_checked_again() -> None:
     records.view(cache(), BLOCK)
     with pytest.raises(ValueError, match="blocks would overlap"):
         records.view(cache(BLOCK * RECORD - 1), BLOCK)
+
+
+def test_a_cache_with_a_fault_is_an_error_every_time() -> None:
+    records, kv = RecordCache("layer", "cache", RECORD), cache(BLOCK * RECORD - 1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="blocks would overlap"):
+            records.view(kv, BLOCK)
 
 
 def test_no_view_keeps_a_cache_that_vllm_frees() -> None:

@@ -140,9 +140,32 @@ def test_a_failed_hand_over_stops_no_later_one(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(metrics.StepCounters, "export", full)
     monkeypatch.setattr(metrics.logger, "exception", lambda text, *values: failures.append(text % values))
     hand_over = metrics.HandOver()
-    hand_over._counters.add(counters := metrics.StepCounters("kernels", "target"))
-    hand_over.hand_on(log=True)
-    assert failures == ["kernels (target): the counts were not handed on"] and counters is not None
+    kept = [metrics.StepCounters("kernels", role) for role in ("target", "draft")]
+    hand_over._counters.update(kept)
+    for _ in range(2):
+        hand_over.hand_on(log=True)
+    expected = [f"kernels ({role}): the counts were not handed on" for role in ("draft", "target")] * 2
+    assert sorted(failures) == sorted(expected)
+
+
+def test_the_first_counts_start_one_thread_and_the_last_hand_over_exports_and_logs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handed: list[str] = []
+    started: list[Any] = []
+    at_exit: list[Any] = []
+    monkeypatch.setattr(metrics, "_hand_over", metrics.HandOver())
+    thread = lambda **given: started.append(given) or SimpleNamespace(start=lambda: None)  # noqa: E731
+    monkeypatch.setattr(metrics.threading, "Thread", thread)
+    register = lambda call, **given: at_exit.append((call, given))  # noqa: E731
+    monkeypatch.setattr(metrics.atexit, "register", register)
+    monkeypatch.setattr(metrics.StepCounters, "export", lambda self: handed.append(f"export {self.role}"))
+    monkeypatch.setattr(metrics.StepCounters, "log", lambda self: handed.append(f"log {self.role}"))
+    kept = [metrics.StepCounters("kernels", role) for role in ("target", "draft")]
+    assert len(kept) == 2 and len(started) == 1 and started[0]["daemon"]
+    ((call, given),) = at_exit
+    call(**given)
+    assert sorted(handed) == ["export draft", "export target", "log draft", "log target"]
 
 
 def test_counters_that_a_model_leaves_behind_are_freed() -> None:

@@ -18,6 +18,7 @@ from tests.unit.test_specialized_decode_tree import EAGER, FULL, PIECEWISE, cont
 import vllm.forward_context as forward_context  # isort: skip
 from tests import toy_model  # isort: skip
 from vllm.models.common.specialized_decode import decode as decode_module  # isort: skip
+from vllm.models.common.specialized_decode.report import ranges  # isort: skip
 from vllm.models.common.specialized_decode.spec import SpecializedDecodeError  # isort: skip
 
 DECODE = {"toy": toy_model.ToyMetadata(num_prefills=0)}
@@ -190,6 +191,16 @@ def test_kernels_first_reached_in_a_capture_are_not_opened(monkeypatch: pytest.M
     assert model.decode._kernels is None
 
 
+@pytest.mark.parametrize("initialised", [True, False])
+@pytest.mark.parametrize("recording", [True, False])
+def test_the_stream_says_whether_a_step_is_recorded_once_there_is_one(
+    initialised: bool, recording: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialised)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording)
+    assert decode_module._capturing() is (initialised and recording)
+
+
 def test_weights_are_taken_at_the_first_step_all_at_once() -> None:
     model = toy()
     for layer in model.layers:
@@ -333,6 +344,10 @@ def test_the_table_says_which_layers_run_what_and_why() -> None:
         "  part of the layer  1       an odd scale",
         "  vLLM's path        2       an odd scale",
     ]
+
+
+def test_layer_numbers_are_ranges_in_whatever_order_the_layers_came() -> None:
+    assert ranges([7, 2, 0, 1, 2]) == "0-2,7"
 
 
 def test_the_table_is_logged_once_before_the_first_step_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,9 +33,9 @@ def test_tensors_are_found_by_their_paths() -> None:
 
 
 def test_every_missing_tensor_is_named() -> None:
-    root = SimpleNamespace(a=SimpleNamespace(b=None), c=torch.ones(1))
-    with pytest.raises(AttributeError, match=r"no tensor at a\.b, a\.d, e\.f$"):
-        gather(root, {"x": "a.b", "y": "a.d", "z": "e.f", "c": "c"})
+    root = SimpleNamespace(a=SimpleNamespace(b=None, g="a name"), c=torch.ones(1))
+    with pytest.raises(AttributeError, match=r"no tensor at a\.b, a\.d, e\.f, a\.g$"):
+        gather(root, {"x": "a.b", "y": "a.d", "z": "e.f", "c": "c", "w": "a.g"})
 
 
 def test_codes_become_bytes_in_place() -> None:
