@@ -133,6 +133,21 @@ def test_an_unknown_kind_is_an_error(chosen: Any, capsys: pytest.CaptureFixture[
         KernelConfig(specialized_decode="mono")
 
 
+@pytest.mark.parametrize("kind", ["mono", "", False, True])
+def test_an_unknown_kind_that_no_parser_saw_is_an_error(model: str, kind: Any) -> None:
+    """As ``LLM(specialized_decode=...)`` gives it. False would turn the kernels on."""
+    arguments = EngineArgs(model=model, skip_tokenizer_init=True, specialized_decode=kind)
+    wanted = f"--specialized-decode: {kind!r}, wanted auto or monokernel, or None for vLLM's path"
+    with pytest.raises(ValueError, match=f"^{re.escape(wanted)}"):
+        arguments.create_engine_config()
+
+
+@pytest.mark.parametrize("switch", ["true", "false", 2])
+def test_a_switch_that_is_not_one_is_an_error(switch: Any) -> None:
+    with pytest.raises(ValueError, match=f"^--monokernel: {switch!r}, wanted True, False or None"):
+        flags.settle_options(KernelConfig(), (None, switch))
+
+
 def test_two_kinds_contradict() -> None:
     """There is one kind today; the rule is there for the second."""
     with pytest.raises(

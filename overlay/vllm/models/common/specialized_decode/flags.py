@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 AUTO = "auto"
 MONOKERNEL = "monokernel"
+KINDS = (AUTO, MONOKERNEL)
 
 # The models whose ROCm classes read the options. Any other model would ignore them.
 ARCHITECTURES = frozenset(
@@ -38,9 +39,17 @@ def settle_options(config: Config, *beside: Choice) -> Config:
     not contradict itself.
 
     Raises:
-        ValueError: the options contradict each other.
+        ValueError: the options contradict each other, or one of them is no choice at all, which a caller of
+            Python's can give.
     """
     own = (config.specialized_decode, config.monokernel)
+    for kind, switch in (own, *beside):
+        if kind is not None and kind not in KINDS:
+            raise ValueError(
+                f"--specialized-decode: {kind!r}, wanted {' or '.join(KINDS)}, or None for vLLM's path"
+            )
+        if switch not in (None, True, False):
+            raise ValueError(f"--monokernel: {switch!r}, wanted True, False or None for no choice")
     config.specialized_decode, config.monokernel = settle(own, *beside)
     return config
 
