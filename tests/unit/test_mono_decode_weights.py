@@ -16,11 +16,13 @@ from tests.unit.test_mono_decode_startup import (
     decoder_layer,
     draft_layer,
     gpu,  # noqa: F401
+    linear,
     with_drafts,
 )
 from tests.unit.test_specialized_decode_tree import TREE, deployment
 
 from vllm.models.deepseek_v41.amd.mono_decode import MonoDecodeLayer  # isort: skip
+from vllm.models.deepseek_v41.amd.mono_decode_weights import copy_experts_at_load  # isort: skip
 
 LINEARS = ("attn.fused_wqa_wkv", "attn.wq_b", "attn.wo_a", "attn.wo_b")
 SHARED = ("ffn.shared_experts.gate_up_proj", "ffn.shared_experts.down_proj")
@@ -99,9 +101,9 @@ def loaded(layer: Node) -> Node:
 
 def process(layer: Node) -> None:
     """vLLM's processing after loading."""
-    for linear in (*vars(layer.attn).values(), *vars(layer.ffn.shared_experts).values()):
-        if hasattr(linear, "quant_method"):
-            linear.quant_method.process_weights_after_loading(linear)
+    for module in (*vars(layer.attn).values(), *vars(layer.ffn.shared_experts).values()):
+        if hasattr(module, "quant_method"):
+            module.quant_method.process_weights_after_loading(module)
     experts = layer.ffn.experts.routed_experts
     experts.quant_method.process_weights_after_loading(experts)
 
@@ -182,6 +184,18 @@ def test_codes_reach_the_kernels_as_bytes(kernels: Any) -> None:
     assert mono is not None
     mono.take_weights()
     assert mono.weights.attn.wo_a_scale.dtype == torch.uint8
+
+
+def test_the_experts_are_copied_with_both_scales_as_bytes(gpu: Any) -> None:  # noqa: F811
+    given: list[torch.Tensor] = []
+    gpu.stand_in("weights942", moe_copies=lambda *tensors: (given.extend(tensors[:4]), tensors[:4])[1])
+    experts = linear()
+    for name in ("w13_weight", "w2_weight"):
+        setattr(experts, name, torch.zeros(2, dtype=torch.uint8))
+        setattr(experts, f"{name}_scale", torch.zeros(2, dtype=torch.uint8).view(torch.float8_e8m0fnu))
+    copy_experts_at_load(experts)
+    experts.quant_method.process_weights_after_loading(experts)
+    assert [tensor.dtype for tensor in given] == [torch.uint8] * 4
 
 
 def test_a_missing_weight_is_named(kernels: Any) -> None:
