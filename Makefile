@@ -7,7 +7,7 @@ ARCH ?= gfx950
 # Without ARCH, what is about the pin is about both architectures.
 ARCH_GIVEN = $(if $(filter-out file,$(origin ARCH)),--arch "$(ARCH)")
 
-.PHONY: help setup setup-image image test test-full test-device check lock tree rebase mirror-base pin-digest recipes bench-swa bench-host sim-check clean
+.PHONY: help setup setup-image image test test-full test-device check lock tree rebase mirror-base pin-digest recipes bench-swa bench-host bench-mono sim-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,10 @@ bench-swa: setup ## SWA metadata: launches and GPU time a step, vLLM's operation
 
 sim-check: setup ## the simulator's proofs, as a table (FULL=1: the long cases too)
 	@.venv/bin/python -m cdnasim.check $(if $(FULL),--full)
+
+bench-mono: setup ## our mono kernels beside the base's, modelled (KERNEL=ffn, ROWS, TP, WRITE=1 keeps docs/tuning)
+	@[ "$(or $(KERNEL),ffn)" = ffn ] || { echo "KERNEL=$(KERNEL): there is ffn" >&2; exit 2; }
+	@.venv/bin/python tests/sim/mono/bench.py --rows $(or $(ROWS),6) --tp $(or $(TP),4) $(if $(WRITE),--write)
 
 bench-host: setup ## specialised decode: host cost of a step's checks, ours against the base's
 	@$(TOOL) bench-host

@@ -105,6 +105,7 @@ class FfnRun:
         for peer in self.peers:
             peer[:8].view(torch.int32)[:] = torch.tensor([1, WAIT_LIMIT], dtype=torch.int32)
         addresses = torch.tensor([p.data_ptr() for p in self.peers], dtype=torch.int64)
+        memory = expert_memory(case, device)
         self.ranks: list[dict[str, Any]] = []
         for rank in range(case.tp):
             t = lambda x, name, rank=rank: device.tensor(x, name, rank)  # noqa: E731
@@ -115,7 +116,7 @@ class FfnRun:
             cut = slice(rank * share, (rank + 1) * share)
             blocks = slice(rank * share // 32, (rank + 1) * share // 32)
             sgu = d["sgu"].view(torch.uint8)
-            experts = expert_memory(case, rank, device)
+            experts = memory[rank]
             self.ranks.append(
                 {
                     "partial": t(d["part"][rank], "partial"),

@@ -46,7 +46,8 @@ class GateUp:
 
     # ---- routed experts
     def routed(self, num_active: Any) -> None:
-        """Every task of this workgroup, in order. With one tile of rows the registers hold two tasks' weights,
+        """Every task of this workgroup, in order. With one tile of rows the registers hold two tasks'
+        weights,
         so the next task's are on their way while this one is multiplied and handed over."""
         ctx, g = self.ctx, self.ctx.geometry
         total = num_active * g.blocks
@@ -80,7 +81,8 @@ class GateUp:
             dev.loop(ctx.workgroup, total, WORKGROUPS, [], one)
 
     def _task(self, task: Any, total: Any) -> tuple[dev.Buffer, dev.Buffer, Any, Any]:
-        """(expert's weights, its codes, offsets of this lane in both); past the end for a task past the last."""
+        """(expert's weights, its codes, offsets of this lane in both); past the end for a task past the
+        last."""
         ctx, g = self.ctx, self.ctx.geometry
         there = task < total
         task = there.select(task, fx.Int32(0))
@@ -204,8 +206,8 @@ class GateUp:
     ) -> None:
         """Add the waves' sums; one wave a tile of rows activates, quantises and hands over.
 
-        With one tile of rows, turns use two sets of sums and take the waves in order to finish, so one barrier
-        a turn is enough: the wave that finished a set is past it when the set is written again."""
+        With one tile of rows, turns use two sets of sums and take the waves in order to finish, so one
+        barrier a turn is enough: the wave that finished a set is past it when the set is written again."""
         ctx, g = self.ctx, self.ctx.geometry
         one_tile = g.row_tiles == 1
         partial = ctx.lds.partial
@@ -233,9 +235,7 @@ class GateUp:
         if not one_tile:
             dev.barrier()
 
-    def _hand_over(
-        self, sums: list[list[Any]], tile: Any, block: Any, slot_of: Any, product: Any
-    ) -> None:
+    def _hand_over(self, sums: list[list[Any]], tile: Any, block: Any, slot_of: Any, product: Any) -> None:
         """Lane (g, r) has columns 16 p + 4 g .. of the block for step row r, p = 0, 1."""
         ctx, g = self.ctx, self.ctx.geometry
         row = tile * TILE + ctx.row
