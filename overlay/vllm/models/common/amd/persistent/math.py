@@ -7,7 +7,7 @@ from typing import Any
 
 import flydsl.expr as fx
 from flydsl._mlir import ir
-from flydsl._mlir.dialects import llvm
+from flydsl._mlir.dialects import arith, llvm
 from flydsl.expr.typing import as_ir_value
 
 from . import device as dev
@@ -96,6 +96,17 @@ def softplus(x: fx.Float32) -> fx.Float32:
     scaled = log2(u) * LN_2 * (y * reciprocal(u - 1.0))
     log1p = (u == 1.0).select(y, scaled)
     return maximum(x, fx.Float32(0.0)) + log1p
+
+
+def largest_of_pairs(pairs: list[Any]) -> fx.Int32:
+    """The fp32 bits of the largest |x| of some bf16 pairs; a NaN is above every number."""
+    halves = ir.VectorType.get([2], ir.IntegerType.get_signless(16))
+    out = None
+    for pair in pairs:
+        bits = llvm.bitcast(halves, as_ir_value(pair & 0x7FFF7FFF))
+        out = bits if out is None else arith.maxui(out, bits)
+    both = fx.Int32(llvm.bitcast(ir.IntegerType.get_signless(32), out))
+    return dev.unsigned_max(both << 16, both & dev.i32(0xFFFF0000))
 
 
 def mx_code(amax: fx.Int32) -> fx.Int32:

@@ -129,6 +129,11 @@ class FfnGeometry:
         """One workgroup a row finishes the mixes."""
         return self.shared_first + self.blocks
 
+    @property
+    def roles_end(self) -> int:
+        """Workgroups from here on have no stage's work beside what every workgroup does."""
+        return self.mixes_first + self.rows
+
 
 def slice_of(workgroup: int) -> int:
     """The slice of hidden columns of a workgroup. Workgroups are dealt to the XCDs in turn, so those of one

@@ -56,5 +56,14 @@ class Isa(ABC):
         """Two floats rounded to nearest even bf16."""
 
     @abstractmethod
+    def dot_bf16(self, a: fx.Int32, b: fx.Int32, acc: fx.Float32) -> fx.Float32:
+        """``acc`` plus the products of two bf16 pairs, in fp32."""
+
+    @abstractmethod
+    def scale_fp8(self, pairs: list[fx.Int32], code: fx.Int32) -> fx.Int32:
+        """Two bf16 pairs divided by the power of two of an E8M0 code, within the format's range, rounded to
+        nearest even e4m3, first in the low byte."""
+
+    @abstractmethod
     def pack_fp8(self, values: list[fx.Float32]) -> fx.Int32:
         """Four floats within the format's range rounded to nearest even e4m3, first in the low byte."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import flydsl.expr as fx
 from flydsl._mlir import ir
-from flydsl._mlir.dialects import llvm
+from flydsl._mlir.dialects import arith, llvm
 from flydsl._mlir.dialects import rocdl as raw
 from flydsl.expr import rocdl
 from flydsl.expr.typing import as_ir_value
@@ -54,6 +54,27 @@ class Gfx950(Isa):
             ir.VectorType.get([2], ir.BF16Type.get()), as_ir_value(dev.vector_f32([low, high]))
         )
         return fx.Int32(llvm.bitcast(ir.IntegerType.get_signless(32), pair))
+
+    def dot_bf16(self, a: fx.Int32, b: fx.Int32, acc: fx.Float32) -> fx.Float32:
+        pair = ir.VectorType.get([2], ir.BF16Type.get())
+        operands = [llvm.bitcast(pair, as_ir_value(x)) for x in (a, b)]
+        clamp = arith.constant(ir.IntegerType.get_signless(1), 0)
+        name = "llvm.amdgcn.fdot2.f32.bf16"
+        return fx.Float32(
+            llvm.call_intrinsic(ir.F32Type.get(), name, [*operands, as_ir_value(acc), clamp], [], [])
+        )
+
+    def scale_fp8(self, pairs: list[fx.Int32], code: fx.Int32) -> fx.Int32:
+        # The instruction divides by the exponent of its scale.
+        half = ir.VectorType.get([2], ir.IntegerType.get_signless(16))
+        scale = as_ir_value(dev.bits_f32(code << 23))
+        bf16 = ir.VectorType.get([2], ir.BF16Type.get())
+        word = llvm.bitcast(half, as_ir_value(fx.Int32(0)))
+        for upper, pair in enumerate(pairs):
+            word = raw.cvt_scalef32_pk_fp8_bf16(
+                half, word, llvm.bitcast(bf16, as_ir_value(pair)), scale, bool(upper)
+            )
+        return fx.Int32(llvm.bitcast(ir.IntegerType.get_signless(32), word))
 
     def pack_fp8(self, values: list[fx.Float32]) -> fx.Int32:
         i32 = ir.IntegerType.get_signless(32)

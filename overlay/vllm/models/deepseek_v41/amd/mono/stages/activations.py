@@ -82,8 +82,7 @@ class Activations:
             for first, words in loaded.items():
                 squares = fx.Float32(0.0)
                 for i in range(4):
-                    low, high = m.unpack_bf16(words[i])
-                    squares = m.fused(high, high, m.fused(low, low, squares))
+                    squares = ctx.isa.dot_bf16(words[i], words[i], squares)
                 squares = dev.last_lane_sum(squares)
                 turn, row, _ = self._place(first)
 
@@ -122,18 +121,16 @@ class Activations:
         words = dev.pin(self._held[first]) if self._keep else self.load(first)
         weights = ctx.shared.load(lds.norm.at(eight * 4), 4)
         rstd = dev.bits_f32(ctx.shared.load(lds.rstd.at(fx.min(row, fx.Int32(ctx.geometry.rows - 1)))))
-        values: list[Any] = []
+        pairs = []
         for i in range(4):
             low, high = m.unpack_bf16(words[i])
             low_weight, high_weight = m.unpack_bf16(weights[i])
-            values += m.round_bf16(ctx.isa, low * rstd * low_weight, high * rstd * high_weight)
-        amax = m.largest_magnitude(values)
+            pairs.append(ctx.isa.pack_bf16(low * rstd * low_weight, high * rstd * high_weight))
+        amax = m.largest_of_pairs(pairs)
         for distance in (1, 2):
             amax = dev.unsigned_max(amax, dev.quad_xor(amax, distance))
         code = m.mx_code(amax)
-        inverse = m.mx_inverse(code)
-        scaled = [x * inverse for x in values]
-        packed = dev.vector_i32([ctx.isa.pack_fp8(scaled[i : i + 4]) for i in (0, 4)])
+        packed = dev.vector_i32([ctx.isa.scale_fp8(pairs[i : i + 2], code) for i in (0, 2)])
         tile_row = row - tile * TILE
         block = eight // 4  # of 32 values
         step, group = block // 4, block % 4

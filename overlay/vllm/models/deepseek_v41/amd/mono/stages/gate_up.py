@@ -46,11 +46,13 @@ class GateUp:
 
     # ---- routed experts
     def routed(self, num_active: Any) -> None:
-        """Every task of this workgroup, in order. With one tile of rows the registers hold two tasks'
+        """Every task of this workgroup, in order. Tasks begin with the workgroups that had no other stage's
+        work, so that the last round's fall on those. With one tile of rows the registers hold two tasks'
         weights,
         so the next task's are on their way while this one is multiplied and handed over."""
         ctx, g = self.ctx, self.ctx.geometry
         total = num_active * g.blocks
+        mine = (ctx.workgroup + (WORKGROUPS - g.roles_end)) % WORKGROUPS
 
         def two(task: Any, carried: list[Any]) -> list[Any]:
             # Two tasks a turn of the loop, so that no weights move between registers.
@@ -75,10 +77,10 @@ class GateUp:
             return carried
 
         if g.row_tiles == 1:
-            start = self._load(self._task(ctx.workgroup, total), range(2))
-            dev.loop(ctx.workgroup, total, 2 * WORKGROUPS, [fx.Int32(1), *start], two)
+            start = self._load(self._task(mine, total), range(2))
+            dev.loop(mine, total, 2 * WORKGROUPS, [fx.Int32(1), *start], two)
         else:
-            dev.loop(ctx.workgroup, total, WORKGROUPS, [], one)
+            dev.loop(mine, total, WORKGROUPS, [], one)
 
     def _task(self, task: Any, total: Any) -> tuple[dev.Buffer, dev.Buffer, Any, Any]:
         """(expert's weights, its codes, offsets of this lane in both); past the end for a task past the
