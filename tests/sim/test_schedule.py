@@ -89,3 +89,19 @@ def test_the_slowest_workgroup_is_kept_behind() -> None:
         return int(report.per_wave["last_clock"].min())
 
     assert first_end("slowest-first") < first_end("random") / 4
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_two_loads_into_one_register_land_in_order(seed: int) -> None:
+    """Compilers leave the wait out between them, since vector memory answers in order."""
+    body = """
+    v_mov_b32_e32 v3, 7
+    global_store_dword v1, v3, s[4:5] offset:512
+    s_waitcnt vmcnt(0)
+    global_load_dword v2, v1, s[4:5]
+    global_load_dword v2, v1, s[4:5] offset:512
+    s_waitcnt vmcnt(0)
+    global_store_dword v1, v2, s[4:5] offset:1024
+    """
+    out = run(body, bytes_=1536, memory="hostile", seed=seed)
+    assert out[256:].tolist() == [7] * 128

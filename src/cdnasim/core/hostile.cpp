@@ -195,9 +195,15 @@ void hostile_load(Wave& w, const Inst& I, uint64_t addr, uint32_t bytes, void* o
   by_line(addr, bytes, [&](uint64_t a, uint32_t off, uint32_t n) { load_piece(w, I.cpol, a, n, static_cast<uint8_t*>(out) + off); });
 }
 
-void hostile_issue_load(Wave& w, std::function<void()> load) {
+// Loads fill a register in the order of issue (the ISA's vmcnt returns in order, and compilers leave the wait between two
+// loads to one register out for it), whatever the order in which they read memory.
+void hostile_issue_load(Wave& w, std::function<void()> load, int reg, int width) {
+  for (PendingOp& before : w.pending)
+    if (before.load && before.reg < reg + width && reg < before.reg + before.width) complete(w, before);
   PendingOp op;
   op.load = std::move(load);
+  op.reg = reg;
+  op.width = width;
   if (w.r->rng() & 1) complete(w, op);
   w.pending.push_back(std::move(op));
   if (w.pending.size() > 63) hostile_wait(w, 63);

@@ -161,7 +161,7 @@ void memory_changed(Wave& w, uint64_t addr, uint32_t bytes);
 struct Hostile;
 void hostile_init(Machine& m);
 void hostile_free(Machine& m);
-void hostile_issue_load(Wave& w, std::function<void()> load);
+void hostile_issue_load(Wave& w, std::function<void()> load, int reg = 0, int width = 0);
 void hostile_load(Wave& w, const Inst& I, uint64_t addr, uint32_t bytes, void* out);
 void hostile_issue_store(Wave& w, std::vector<PendingStore> stores);
 void hostile_atomic(Wave& w, uint64_t addr, uint32_t bytes);

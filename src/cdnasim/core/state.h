@@ -108,6 +108,7 @@ struct PendingStore {
 };
 struct PendingOp {
   std::function<void()> load;
+  int reg = 0, width = 0;  // vector registers that the load fills
   std::vector<PendingStore> stores;
 };
 

@@ -208,7 +208,7 @@ void load_lanes(Wave& w, const Inst& I, const Lanes& at, const u64* inside, Narr
   }
   LoadPlan plan{at, whole, w.exec(), {}, n, words, dst, peer};
   if (inside) std::memcpy(plan.inside, inside, sizeof plan.inside);
-  if (w.m->hostile) hostile_issue_load(w, [&w, &I, plan] { perform_load(w, I, plan); });
+  if (w.m->hostile) hostile_issue_load(w, [&w, &I, plan] { perform_load(w, I, plan); }, dst, words);
   else perform_load(w, I, plan);
 }
 

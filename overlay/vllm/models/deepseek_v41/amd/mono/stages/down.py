@@ -110,12 +110,16 @@ class Down:
             picks.append(pick_of(ctx, row, index))
             waited.append(self._wait(tile, picks[tile][0], 0, g.down_steps))
         acc = [dev.vector_f32([fx.Float32(0.0)] * 4)] * len(total)
+        # All bytes of the rows at once, before the first product: not one round trip a K step.
+        row_bytes = [self._bytes(waited[0][1], step, step * 4 + 3 >= g.blocks) for step in steps if early]
+        if early:
+            dev.schedule_fence()
         for step in steps:
             if not early:
                 loaded = {(part, step): weights.load(part, step) for part in range(_PARTS)}
             for tile in range(g.row_tiles):
                 row_codes, at = waited[tile]
-                words = self._bytes(at, step, step * 4 + 3 >= g.blocks)
+                words = row_bytes[step] if early else self._bytes(at, step, step * 4 + 3 >= g.blocks)
                 for part in range(_PARTS):
                     where = tile * _PARTS + part
                     acc[where] = ctx.isa.mfma_fp4(
