@@ -15,7 +15,7 @@ returns a token (``fail_stop``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,9 @@ WORD_BYTES = 8
 # The control block, at the start of a rank's symmetric memory. The tag of the coming launch is never 0.
 CONTROL_TAG, CONTROL_LIMIT, CONTROL_ERROR, CONTROL_BYTES = 0, 4, 8, 16
 
-# An error record: stage in bits 24..31, workgroup in 12..23, what was awaited (a workgroup or rank) in 0..11,
-# and the launch's tag in its second word. A record is never 0, since stage numbers begin at 1.
+# An error record: stage in bits 24..31, workgroup in 12..23, what was awaited in 0..11 (the stage says what
+# that is: a rank, a workgroup), and the launch's tag in its second word. A record is never 0, since stage
+# numbers begin at 1.
 STAGE_SHIFT, WORKGROUP_SHIFT, AWAITED_MASK = 24, 12, 0xFFF
 
 
@@ -98,15 +99,19 @@ class Receiver:
     def __init__(self, launch: Launch, stage: int) -> None:
         self.launch, self.stage = launch, stage
 
-    def _report(self, missing: Any, awaited: Any) -> None:
+    def _report(self, gone: Callable[[int, int], Any], words: list[tuple[int, int]], awaited: Any) -> None:
+        """Record the first of ``words`` (index of the load, of the word in it) that is ``gone``."""
         launch = self.launch
-
-        @dev.when(missing)
-        def _() -> None:
-            code = (launch.workgroup << WORKGROUP_SHIFT) | dev.i32(awaited) | (self.stage << STAGE_SHIFT)
-            for peer in launch.peers:
-                peer.store(CONTROL_ERROR, dev.vector_i32([code, launch.tag]), dev.SYSTEM)
-            dev.drain()
+        if callable(awaited):
+            name = dev.i32(awaited(*words[-1]))
+            for load, word in reversed(words[:-1]):
+                name = gone(load, word).select(dev.i32(awaited(load, word)), name)
+        else:
+            name = dev.i32(awaited)
+        code = (launch.workgroup << WORKGROUP_SHIFT) | name | (self.stage << STAGE_SHIFT)
+        for peer in launch.peers:
+            peer.store(CONTROL_ERROR, dev.vector_i32([code, launch.tag]), dev.SYSTEM)
+        dev.drain()
 
     def pairs(
         self, buffer: dev.Buffer, offsets: Sequence[Any], active: Any, awaited: Any, policy: int = dev.DEVICE
@@ -114,7 +119,8 @@ class Receiver:
         """Two neighbouring words at each of ``offsets`` (16-byte aligned), as vectors of four: payload, tag
         word, payload, tag word. ``active`` is one condition for all offsets or one for each; where it
         does not hold nothing is waited for, and the offset must be one that is harmless to read.
-        ``awaited`` names the producer in an error record."""
+        ``awaited`` names the producer in an error record: a value, or a function of (index of the offset,
+        word of the pair) that is computed once a wait has failed."""
         return self._poll(buffer, offsets, 4, active, awaited, policy)
 
     def words(
@@ -157,7 +163,17 @@ class Receiver:
             return [carried[0] - 1, launch.control.load(CONTROL_ERROR, 1, dev.SYSTEM)]
 
         *vectors, polls = dev.repeat([launch.limit, fx.Int32(0)], attempt, again)
-        self._report(polls == 0, awaited)
+
+        def gone(load: int, word: int) -> Any:
+            # Looked up again: the tags of the last poll would take registers of launches that never fail.
+            now = buffer.load(offsets[load] + (8 * word + 4), 1, policy)
+            return conditions[load] & (dev.shift_right(now ^ want, 8) != 0)
+
+        @dev.when(polls == 0)
+        def _() -> None:
+            words = [(load, word) for load in range(len(vectors)) for word in range(count // 2)]
+            self._report(gone, words, awaited)
+
         return vectors
 
 

@@ -139,3 +139,8 @@ def slice_of(workgroup: int) -> int:
     """The slice of hidden columns of a workgroup. Workgroups are dealt to the XCDs in turn, so those of one
     XCD get neighbouring slices and share the cache lines between them. Works on traced integers."""
     return (workgroup % XCDS) * (WORKGROUPS // XCDS) + workgroup // XCDS
+
+
+def workgroup_of(slice_idx: int) -> int:
+    """The workgroup of a slice of hidden columns, the inverse of ``slice_of``. Works on traced integers."""
+    return (slice_idx % (WORKGROUPS // XCDS)) * XCDS + slice_idx // (WORKGROUPS // XCDS)

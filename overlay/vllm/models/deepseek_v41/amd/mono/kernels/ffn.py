@@ -31,7 +31,8 @@ from ..stages.routing import Router
 
 STREAM = fx.Stream(None)
 
-# Stage numbers of error records: the wait that failed.
+# Stage numbers of error records: the wait that failed. What it awaited is a rank in the all-reduces, a
+# workgroup in the others, and for the intermediate rows (block << AWAITED_SLOT_BITS) | slot.
 ATTENTION_REDUCE, MIXES, COLLAPSED, LOGITS, INTERMEDIATE, MOE_REDUCE = range(1, 7)
 
 

@@ -15,7 +15,7 @@ import flydsl.expr as fx
 from vllm.models.common.amd.persistent import device as dev
 from vllm.models.common.amd.persistent.handoff import Receiver, send, tag_word
 
-from ..geometry import WAVES, WORKGROUPS
+from ..geometry import WAVES, WORKGROUPS, workgroup_of
 from .context import Context
 
 
@@ -48,6 +48,7 @@ class CollapsedRows:
         share = WORKGROUPS // WAVES
         which = ctx.lane % share + ctx.wave * share
         at = ctx.workspace.collapsed_ready.at(which)
-        Receiver(ctx.launch, self.stage).words(ctx.work, [at], ctx.lane < share, which)
+        receiver = Receiver(ctx.launch, self.stage)
+        receiver.words(ctx.work, [at], ctx.lane < share, lambda *_: workgroup_of(which))
         dev.barrier()
         dev.acquire()

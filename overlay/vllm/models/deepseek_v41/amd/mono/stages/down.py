@@ -28,6 +28,8 @@ from .context import Context
 from .routing import pick_of
 
 _PARTS = 2  # the 16 and the 4 outputs
+# What an error record says was awaited: the slot of an intermediate row in these low bits, its block above.
+AWAITED_SLOT_BITS = 4
 
 
 class Down:
@@ -77,7 +79,12 @@ class Down:
             # The last step may have blocks in some groups only; words of the others are never sent.
             whole = isinstance(step, int) and step * 4 + 3 < g.blocks
             real.append(has if whole else has & (step * 4 + ctx.group < g.blocks))
-        words = Receiver(ctx.launch, self.stage).words(ctx.work, offsets, real, slot & 0xF)
+
+        def awaited(load: int, _: int) -> Any:
+            block = (dev.i32(first) + load) * 4 + ctx.group
+            return (block << AWAITED_SLOT_BITS) | slot
+
+        words = Receiver(ctx.launch, self.stage).words(ctx.work, offsets, real, awaited)
         bytes_at = has.select(ctx.workspace.intermediate.at(row, slot) + ctx.group * 16, past)
         return [Code(word[1]) for word in words], bytes_at
 

@@ -33,6 +33,7 @@ from ..geometry import (
     THREADS,
     WAVES,
     WORKGROUPS,
+    workgroup_of,
 )
 from ..regions import SEAM_SUMS
 from .collapsed import CollapsedRows
@@ -156,7 +157,10 @@ class HyperConnection:
             base = ctx.workspace.seam_sums.at(row, which, ctx.lane * 2)
             half = WORKGROUPS // 2 * 8
             pairs = Receiver(ctx.launch, self.stage_mixes).pairs(
-                ctx.work, [base, base + half], ctx.lane >= 0, ctx.lane * 2
+                ctx.work,
+                [base, base + half],
+                ctx.lane >= 0,
+                lambda load, word: workgroup_of(ctx.lane * 2 + (load * (WORKGROUPS // 2) + word)),
             )
             total = dev.bits_f32(pairs[0][0]) + dev.bits_f32(pairs[0][2])
             total = total + (dev.bits_f32(pairs[1][0]) + dev.bits_f32(pairs[1][2]))

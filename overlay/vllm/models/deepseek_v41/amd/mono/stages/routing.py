@@ -190,7 +190,7 @@ class Router:
             ctx.work,
             [base + i * dev.WAVE * 8 for i in range(values)],
             ctx.lane >= 0,
-            ctx.lane // ROUTER_EXPERTS,
+            lambda i, _: (ctx.lane + i * dev.WAVE) // ROUTER_EXPERTS,
         )
         bias = dev.Buffer(ctx.args.gate_bias)
         biases = [dev.bits_f32(bias.load((ctx.lane + i * dev.WAVE) * 4)) for i in range(values)]
