@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our kernel sources in the tests: imported without the engine, compiled once a build, mutated."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cdnasim.flydsl_front import rocm_path
+from cdnasim.program import Kernel, load
+
+from .compile_one import stub_packages
+
+HERE = Path(__file__).parent
+OVERLAY = HERE.parents[2] / "overlay" / "vllm"
+MONO = "models/deepseek_v41/amd/mono"
+PERSISTENT = "models/common/amd/persistent"
+FOLDERS = (PERSISTENT, MONO, f"{MONO}/kernels", f"{MONO}/stages", f"{PERSISTENT}/isa")
+
+
+@dataclass(frozen=True)
+class Modules:
+    """The parts of the kernel sources that need no GPU compiler."""
+
+    geometry: Any
+    regions: Any
+    handoff: Any
+    epoch: Any
+    ffn: Any  # numbers of the stages
+    formats: Any
+    reference: Any
+
+
+@lru_cache(maxsize=1)
+def modules() -> Modules:
+    """Imported from the overlay, without the packages above them."""
+    saved = {k: v for k, v in sys.modules.items() if k == "vllm" or k.startswith("vllm.")}
+    for name in saved:
+        del sys.modules[name]
+    try:
+        stub_packages(OVERLAY)
+        mono, persistent = "vllm.models.deepseek_v41.amd.mono", "vllm.models.common.amd.persistent"
+        return Modules(
+            *(
+                importlib.import_module(name)
+                for name in (
+                    f"{mono}.geometry",
+                    f"{mono}.regions",
+                    f"{persistent}.handoff",
+                    f"{persistent}.epoch",
+                    f"{mono}.kernels.ffn",
+                    f"{mono}.reference.formats",
+                    f"{mono}.reference.ffn",
+                )
+            )
+        )
+    finally:
+        for name in [k for k in sys.modules if k == "vllm" or k.startswith("vllm.")]:
+            del sys.modules[name]
+        sys.modules.update(saved)
+
+
+def source_files(overlay: Path) -> list[Path]:
+    """What a kernel is compiled from."""
+    return [file for folder in FOLDERS for file in sorted((overlay / folder).glob("*.py"))]
+
+
+def source_hash(overlay: Path) -> str:
+    """Content of the kernel sources and of what compiles them here."""
+    import flydsl
+
+    digest = hashlib.sha256(flydsl.__version__.encode())
+    for file in source_files(overlay):
+        digest.update(str(file.relative_to(overlay)).encode() + file.read_bytes())
+    digest.update((HERE / "compile_one.py").read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def cache_folder() -> Path:
+    """Where assembly is kept between runs."""
+    return Path(os.environ.get("CDNASIM_CACHE", Path.home() / ".cache" / "cdnasim"))
+
+
+def compiled(
+    rows: int, tp: int, arch: str = "gfx950", experts: int = 384, picks: int = 6, overlay: Path = OVERLAY
+) -> Kernel:
+    """The kernel of one build, from the cache if its sources are unchanged."""
+    stem = cache_folder() / f"mono-{source_hash(overlay)}" / f"ffn-{arch}-{rows}-{tp}-{experts}-{picks}"
+    text = stem.with_suffix(".s")
+    if not text.exists():
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        # Test processes may compile the same build at once: each has its own file till it is whole.
+        work = Path(tempfile.mkdtemp(dir=stem.parent))
+        done = subprocess.run(
+            [sys.executable, str(HERE / "compile_one.py"), str(overlay), str(work / "kernel"), arch]
+            + [str(x) for x in (rows, tp, experts, picks)],
+            env=os.environ | {"ROCM_PATH": str(rocm_path())},
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            shutil.rmtree(work)
+            raise RuntimeError(f"ffn {rows} rows TP{tp} {arch} does not compile:\n{done.stderr[-3000:]}")
+        (work / "kernel.s").replace(text)
+        shutil.rmtree(work)
+    return load(text.read_text(), arch, str(text)).kernel()
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace ``old``, which occurs exactly once in ``file``, by ``new``."""
+
+    file: str
+    old: str
+    new: str
+
+
+def mutated(edits: tuple[Edit, ...]) -> Path:
+    """A copy of the kernel sources with ``edits``; the same folder for the same content."""
+    contents = {file.relative_to(OVERLAY): file.read_text() for file in source_files(OVERLAY)}
+    for edit in edits:
+        path = Path(edit.file)
+        if (found := contents[path].count(edit.old)) != 1:
+            raise ValueError(
+                f"{edit.file}: {edit.old!r} occurs {found} times, 1 is wanted: update the mutation"
+            )
+        contents[path] = contents[path].replace(edit.old, edit.new)
+    digest = hashlib.sha256()
+    for path, text in contents.items():
+        digest.update(str(path).encode() + text.encode())
+    folder = cache_folder() / "mutants" / digest.hexdigest()[:16]
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(dir=folder.parent))
+        for path, text in contents.items():
+            (work / path).parent.mkdir(parents=True, exist_ok=True)
+            (work / path).write_text(text)
+        try:
+            work.rename(folder)
+        except OSError:  # another process was first
+            shutil.rmtree(work)
+    return folder
