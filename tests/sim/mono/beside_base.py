@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our FFN launch and the base's on the same inputs: each stage's error against float64, in one table.
+
+    python -m mono.beside_base --rows 6 --tp 4     (in tests/sim)
+
+A stage is judged on the launch's own input to it. The output has two references: the sum over experts rounded
+once ("out"), and rounded where vLLM rounds ("out as vLLM").
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import torch
+from base import ffn as base
+
+from cdnasim import Device
+
+from .case import Case, make
+from .compare import Error, ref
+from .run import Run
+from .sources import modules
+
+NAMES = {
+    "part": "partial",
+    "residual": "residual_in",
+    "post": "post_in",
+    "comb": "comb_in",
+    "pre": "pre_in",
+    "fn": "mix_projection",
+    "hc_scale": "mix_scale",
+    "hc_base": "mix_base",
+    "norm": "norm_weight",
+    "gate": "gate_weight",
+    "bias": "gate_bias",
+    "sgu": "shared_w13",
+    "sgu_s": "shared_w13_scale",
+    "sw2": "shared_w2",
+    "sw2_s": "shared_w2_scale",
+}
+EXPERTS = {"w13": "w13", "w13_s": "w13_scale", "w2": "w2", "w2_s": "w2_scale"}
+
+
+def base_run(case: Case) -> base.FfnRun:
+    """The base's launch on our case's memory."""
+    given = case.unsharded()
+    theirs = base.FfnCase(case.rows, case.tp, "gfx950", defer=True)
+    theirs.data = {name: given[ours] for name, ours in NAMES.items()}
+    for name in ("sgu", "sw2"):
+        theirs.data[name] = theirs.data[name].view(torch.float8_e4m3fn)
+    device = Device("gfx950", ranks=case.tp)
+    extra = []
+    for rank in range(case.tp):
+        args = case.arguments(rank)
+        extra.append(
+            {name: device.register(args[ours], name, rank, read_only=True) for name, ours in EXPERTS.items()}
+        )
+    return base.FfnRun(theirs, device, extra=extra)
+
+
+def weights(case: Case, rank: int) -> Any:
+    args = case.arguments(rank)
+    return ref.RankWeights(
+        case.geometry.share,
+        lambda e: {name: args[name][e] for name in EXPERTS.values()},
+        *(args[n] for n in ("shared_w13", "shared_w13_scale", "shared_w2", "shared_w2_scale")),
+    )
+
+
+def stage_errors(
+    case: Case, outputs: dict[str, torch.Tensor], normed: torch.Tensor, logits: torch.Tensor | None
+) -> dict[str, Error]:
+    """Errors of ``outputs`` (by our names), whose MoE input was ``normed``; ``logits``: the launch's own."""
+    a = case.unsharded()
+    residual = outputs["residual_out"].double()
+    sums = ref.seam_sums(residual, a["mix_projection"]).sum(-1)
+    errors = {
+        "residual": Error.of(
+            residual,
+            ref.fold(a["residual_in"], ref.all_reduce(a["partial"]), a["post_in"], a["comb_in"]),
+        )
+    }
+    for name, want in ref.mixes(sums, a["mix_scale"], a["mix_base"]).items():
+        errors[name] = Error.of(outputs[f"{name}_out"], want)
+    errors["normed"] = Error.of(normed, ref.normalise(ref.collapse(residual, a["pre_in"]), a["norm_weight"]))
+    if logits is None:
+        logits = ref.router_logits(normed, a["gate_weight"])
+    picks = ref.choose(logits, a["gate_bias"], case.picks)
+    for name, rounding in (("out", ref.KERNEL), ("out as vLLM", ref.VLLM)):
+        parts = []
+        for rank in range(case.tp):
+            middle = ref.gate_up(normed, picks, weights(case, rank), rounding)
+            parts.append(ref.down(middle, picks, weights(case, rank), rounding))
+        errors[name] = Error.of(outputs["out"], ref.all_reduce(parts))
+    return errors
+
+
+def both(rows: int, tp: int, kind: str) -> dict[str, tuple[Error, Error]]:
+    """Stage -> (our error, the base's)."""
+    case = make(rows, tp, kind)
+    ours = Run(case, Device("gfx950", ranks=tp))
+    ours.launch()
+    normed = ref.normalise(ours.collapsed(0), case.unsharded()["norm_weight"])
+    logits = ours.box("logits", 0)[0].view(torch.float32).double()
+    mine = stage_errors(case, ours.outputs(), normed, logits)
+    theirs = base_run(case)
+    theirs.launch()
+    first = theirs.ranks[0]
+    outputs = {"residual_out": first["res_out"], "out": first["out"]} | {
+        f"{n}_out": first[f"{n}_out"] for n in ("post", "comb", "pre")
+    }
+    other = stage_errors(case, outputs, theirs.normed(0), None)
+    return {name: (mine[name], other[name]) for name in mine}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=6)
+    parser.add_argument("--tp", type=int, default=4)
+    parser.add_argument("--kind", default="random")
+    given = parser.parse_args()
+    print(f"{given.rows} rows TP{given.tp} {given.kind}: worst token's relative error, worst cosine")
+    print("| stage | ours | the base's |\n|---|---|---|")
+    for name, pair in both(given.rows, given.tp, given.kind).items():
+        print(f"| {name} | " + " | ".join(f"{e.relative:.1e}, 1 - {1 - e.cosine:.0e}" for e in pair) + " |")
+
+
+assert modules().geometry.HIDDEN == base.HIDDEN
+
+if __name__ == "__main__":
+    sys.exit(main())
