@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,10 @@ def source_files(overlay: Path) -> list[Path]:
     return [file for folder in FOLDERS for file in sorted((overlay / folder).glob("*.py"))]
 
 
+@cache
 def source_hash(overlay: Path) -> str:
-    """Content of the kernel sources and of what compiles them here."""
+    """Content of the kernel sources and of what compiles them here, as a process first saw them: a run never
+    mixes builds of sources that are edited meanwhile."""
     import flydsl
 
     digest = hashlib.sha256(flydsl.__version__.encode())
