@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from mono.mutations import HOSTILE, MUTATIONS, RANKS, STAGES, TIES, Check, Mutation, outcome
+from mono.mutations import HOSTILE, MORE_ROWS, MUTATIONS, RANKS, STAGES, TIES, Check, Mutation, outcome
 from mono.sources import OVERLAY, compiled, mutated
 
 full = pytest.mark.full
@@ -20,7 +20,7 @@ def test_fault_is_noticed(mutation: Mutation) -> None:
 
 @full
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("check", [STAGES, TIES, RANKS, HOSTILE], ids=lambda c: c.name)
+@pytest.mark.parametrize("check", [STAGES, TIES, RANKS, HOSTILE, MORE_ROWS], ids=lambda c: c.name)
 def test_the_kernel_as_it_is_passes(check: Check) -> None:
     check.run(compiled(check.rows, check.tp))
 

@@ -53,6 +53,8 @@ STAGES = _numerics(1, 2, "random")
 TIES = _numerics(1, 2, "tied-groups")
 RANKS = _numerics(1, 4, "random")
 HOSTILE = _handoffs(1, 2, "random")
+# With one row a lost order seldom shows: the few words that are stored late are there before they are read.
+MORE_ROWS = _handoffs(17, 2, "same", 6)
 
 
 @dataclass(frozen=True)
@@ -122,14 +124,14 @@ MUTATIONS = (
     ),
     _one(
         "collapsed rows are announced before their stores are done",
-        HOSTILE,
+        MORE_ROWS,
         COLLAPSED,
         "        dev.drain()\n",
         "",
     ),
     _one(
         "collapsed rows are announced without a barrier",
-        HOSTILE,
+        MORE_ROWS,
         COLLAPSED,
         "        dev.drain()\n        dev.barrier()\n",
         "        dev.drain()\n",
