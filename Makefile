@@ -7,7 +7,7 @@ ARCH ?= gfx950
 # Without ARCH, what is about the pin is about both architectures.
 ARCH_GIVEN = $(if $(filter-out file,$(origin ARCH)),--arch "$(ARCH)")
 
-.PHONY: help setup setup-image image test test-full test-device check lock tree rebase mirror-base pin-digest recipes bench-swa bench-host bench-mono sim-check clean
+.PHONY: help setup setup-image image test test-full test-device check lock tree rebase rebase-continue rebase-abort mirror-base pin-digest recipes bench-swa bench-host bench-mono sim-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,8 +41,14 @@ lock: setup-image ## re-make the hash list of base.toml
 tree: setup-image ## lay overlay and patches onto a copy of the base: build/tree
 	@$(TOOL) tree
 
-rebase: setup-image ## what another base would mean: TO=folder that holds vllm/, or TO=version
-	@$(TOOL) rebase --to "$(TO)"
+rebase: setup ## carry everything over to another base: TO=version, image or checkout (REPORT=1: only report)
+	@$(TOOL) rebase --to "$(TO)" $(if $(REPORT),--report)
+
+rebase-continue: setup-image ## take a rebase that waits up again (ACCEPT="PATH ...", DROP="PATCH ...")
+	@$(TOOL) rebase-continue $(foreach path,$(ACCEPT),--accept "$(path)") $(foreach name,$(DROP),--drop "$(name)")
+
+rebase-abort: setup-image ## undo a rebase that waits
+	@$(TOOL) rebase-abort
 
 mirror-base: setup-image ## copy the pinned images to TO=registry/name or TO=oci-archive:FILE (ARCH for one)
 	@$(TOOL) mirror-base --to "$(TO)" $(ARCH_GIVEN)

@@ -16,6 +16,7 @@ from rocm_overlay.errors import EXIT_BAD_INPUT, OverlayError
 # each keeps its heavy imports inside its handlers.
 COMMAND_MODULES = (
     "rocm_overlay.cli_base",
+    "rocm_overlay.cli_rebase",
     "rocm_overlay.cli_image",
     "rocm_overlay.cli_recipe",
     "rocm_overlay.bench_swa",

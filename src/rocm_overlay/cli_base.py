@@ -13,10 +13,10 @@ from typing import Any
 from rocm_overlay import install, table
 from rocm_overlay.errors import CheckFailed, OverlayError
 from rocm_overlay.fetch import fetch_base
+from rocm_overlay.kept import keep
 from rocm_overlay.pin import Pin, write_lock
 from rocm_overlay.plan import REBASE_COMMAND, Plan, Sources, drift_table, find_drift, make_lock, make_plan
 from rocm_overlay.project import Project
-from rocm_overlay.rebase import find_base, make_report
 from rocm_overlay.series import load_series
 from rocm_overlay.tree import build_tree
 
@@ -63,10 +63,6 @@ def register(subparsers: Subparsers) -> None:
     drift.add_argument("--base", type=Path, help="the folder that holds vllm/ (default: build/base)")
     drift.set_defaults(run=_drift)
 
-    rebase = subparsers.add_parser("rebase", help="what another base would mean: a report, nothing changes")
-    rebase.add_argument("--to", required=True, help="a folder that holds vllm/, or a released version")
-    rebase.set_defaults(run=_rebase)
-
     stamp = subparsers.add_parser("stamp", help="print what identifies the distribution, as KEY=VALUE")
     stamp.set_defaults(run=_stamp)
 
@@ -109,6 +105,8 @@ def _lock(_: argparse.Namespace) -> int:
     entries = make_lock(sources, base)
     # A lock over which the series does not apply is of no use: nothing is written then.
     make_plan(replace(sources, pin=replace(pin, files=tuple(entries))), base)
+    # The contents first: a lock whose files are not kept cannot be merged from.
+    keep(project.patches, {entry.path: entry for entry in entries}, base)
     write_lock(project.pin_file, entries)
     print(
         table.render(
@@ -196,21 +194,6 @@ def _drift(arguments: argparse.Namespace) -> int:
         return 0
     print(drift_table(found))
     raise CheckFailed(f"{len(found)} files drifted", fix=REBASE_COMMAND)
-
-
-def _rebase(arguments: argparse.Namespace) -> int:
-    project = Project.find()
-    base = find_base(project, arguments.to)
-    report = make_report(Sources.load(project), base)
-    print(report.render())
-    if report.clean:
-        print(f"\n{base} is accepted as it is")
-        return 0
-    raise CheckFailed(
-        "this base needs work; nothing was changed",
-        seen=f"vLLM {install.installed_version(base)} in {base}",
-        fix="put it into base.toml, correct the files and patches above, then: make lock, make test",
-    )
 
 
 def _stamp(_: argparse.Namespace) -> int:

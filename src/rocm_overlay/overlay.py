@@ -118,15 +118,14 @@ def _file(folder: Path, entry: dict[str, object]) -> OverlayFile:
     return OverlayFile(path, str(entry["kind"]), str(entry["why"]), str(entry["upstream"]), symbols, content)
 
 
-def _check_symbols(path: str, content: bytes, symbols: tuple[str, ...]) -> None:
+def defined_names(content: bytes) -> set[str]:
+    """The names that a module defines or imports at its top level.
+
+    Raises:
+        SyntaxError: it is not valid Python.
+    """
     defined: set[str] = set()
-    try:
-        body = ast.parse(decode(content, f"overlay/{path}")).body
-    except SyntaxError as error:
-        raise OverlayError(
-            f"overlay/{path} is not valid Python", seen=error, fix="correct that line"
-        ) from None
-    for node in body:
+    for node in ast.parse(content).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             defined.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
@@ -134,6 +133,17 @@ def _check_symbols(path: str, content: bytes, symbols: tuple[str, ...]) -> None:
             defined.update(target.id for target in targets if isinstance(target, ast.Name))
         elif isinstance(node, ast.Import | ast.ImportFrom):
             defined.update(alias.asname or alias.name for alias in node.names)
+    return defined
+
+
+def _check_symbols(path: str, content: bytes, symbols: tuple[str, ...]) -> None:
+    decode(content, f"overlay/{path}")
+    try:
+        defined = defined_names(content)
+    except SyntaxError as error:
+        raise OverlayError(
+            f"overlay/{path} is not valid Python", seen=error, fix="correct that line"
+        ) from None
     if missing := [name for name in symbols if name not in defined]:
         raise _bad(
             f"entry {path}: symbols that others use are not defined in the file",

@@ -24,7 +24,7 @@ from rocm_overlay.textio import decode
 ADDED, REPLACED, REMOVED, PATCHED = "added", "replaced", "removed", "patched"
 LOCK_ACTION = {REPLACED: "replace", REMOVED: "remove", PATCHED: "patch"}
 REBASE_COMMAND = (
-    "make rebase TO=FOLDER-OR-VERSION shows what it takes; --allow-drift PATH accepts a file as it is"
+    "make rebase TO=VERSION, IMAGE or FOLDER carries them over; --allow-drift PATH accepts a file as it is"
 )
 
 

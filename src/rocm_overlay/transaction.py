@@ -34,8 +34,12 @@ def no_step(_: str) -> None:
 
 
 @contextmanager
-def exclusive(root: Path) -> Iterator[None]:
-    """Hold the package folder for this process; the lock goes with the process, however it ends.
+def exclusive(root: Path, doing: str = "laying") -> Iterator[None]:
+    """Hold a folder for this process; the lock goes with the process, however it ends.
+
+    Args:
+        root: the folder.
+        doing: what it is held for, for the error.
 
     Raises:
         OverlayError: another process holds it.
@@ -46,9 +50,9 @@ def exclusive(root: Path) -> Iterator[None]:
         yield
     except BlockingIOError:
         raise OverlayError(
-            f"another process is laying in {root}",
+            f"another process is {doing} in {root}",
             seen="its lock is held",
-            wanted="one lay at a time",
+            wanted="one at a time",
             fix="wait for it to end, then run this again",
         ) from None
     finally:

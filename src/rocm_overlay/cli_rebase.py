@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verbs for moving to another base: rebase, rebase-continue, rebase-abort."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from rocm_overlay.errors import EXIT_OK, CheckFailed, OverlayError
+from rocm_overlay.project import Project
+
+Subparsers = Any
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verbs of this module."""
+    rebase = subparsers.add_parser(
+        "rebase", help="carry overlay and series over to another base, in one commit"
+    )
+    rebase.add_argument(
+        "--to",
+        required=True,
+        help="a released version, an image's reference, oci-archive:FILE, or FOLDER[@COMMIT] of a checkout",
+    )
+    rebase.add_argument("--report", action="store_true", help="only report what it would take")
+    rebase.set_defaults(run=_rebase)
+
+    go_on = subparsers.add_parser("rebase-continue", help="take a rebase that waits up again")
+    go_on.add_argument(
+        "--accept", action="append", default=[], metavar="PATH", help="this row is right as it is; repeatable"
+    )
+    go_on.add_argument(
+        "--drop", action="append", default=[], metavar="PATCH", help="leave it out; repeatable"
+    )
+    go_on.set_defaults(run=_continue)
+
+    abort = subparsers.add_parser("rebase-abort", help="undo a rebase that waits")
+    abort.set_defaults(run=_abort)
+
+
+def _session(project: Project) -> Any:
+    from rocm_overlay.rebase import Session
+    from rocm_overlay.rebase_checks import checks_for
+
+    return Session(project, checks_for(project), _find_pinned)
+
+
+def _find_pinned(project: Project, sources: Any) -> Path | None:
+    from rocm_overlay.fetch import fetch_base
+
+    try:
+        return fetch_base(project, sources.pin.vllm)
+    except OverlayError as error:
+        print(f"the pinned base cannot be had ({error.what}): going by the kept files", file=sys.stderr)
+        return None
+
+
+def _rebase(arguments: argparse.Namespace) -> int:
+    from rocm_overlay.targets import find_target
+
+    project = Project.find()
+    if arguments.report:
+        return _report(project, arguments.to)
+    report = _session(project).start(lambda: find_target(project, arguments.to))
+    print(report.markdown())
+    return EXIT_OK
+
+
+def _report(project: Project, to: str) -> int:
+    from rocm_overlay.carry import Work, carry
+    from rocm_overlay.kept import read_kept
+    from rocm_overlay.plan import Sources
+    from rocm_overlay.rebase_report import JSON_NAME, Report
+    from rocm_overlay.targets import find_target
+
+    sources = Sources.load(project)
+    target = find_target(project, to)
+    locked = sources.pin.locked()
+    work = Work(
+        sources,
+        lambda path: read_kept(project.patches, locked[path]),
+        Path(target.root),
+        _find_pinned(project, sources),
+    )
+    report = Report(sources.pin.vllm, target, carry(work))
+    report.status = "conflicting" if report.carried.conflicts else "ready"
+    report.write(project.build)
+    print(report.markdown())
+    print(f"for machines: {project.build / JSON_NAME}")
+    if report.carried.conflicts:
+        raise CheckFailed(
+            f"{len(report.carried.conflicts)} places to decide on this base; nothing was changed",
+            seen=f"vLLM {target.vllm.version} in {target.root}",
+            fix=f"make rebase TO={to}, then decide each in build/rebase/conflicts",
+        )
+    return EXIT_OK
+
+
+def _continue(arguments: argparse.Namespace) -> int:
+    report = _session(Project.find()).go_on(arguments.accept, arguments.drop)
+    print(report.markdown())
+    return EXIT_OK
+
+
+def _abort(_: argparse.Namespace) -> int:
+    _session(Project.find()).abort()
+    print("the rebase is undone; the checkout is as it was")
+    return EXIT_OK
