@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rocm_overlay import install, table
+from rocm_overlay import contract_checks, contracts, install, table
 from rocm_overlay.errors import CheckFailed, OverlayError
 from rocm_overlay.fetch import fetch_base
 from rocm_overlay.kept import keep
@@ -18,6 +18,7 @@ from rocm_overlay.pin import Pin, write_lock
 from rocm_overlay.plan import REBASE_COMMAND, Plan, Sources, drift_table, find_drift, make_lock, make_plan
 from rocm_overlay.project import Project
 from rocm_overlay.series import load_series
+from rocm_overlay.targets import find_target
 from rocm_overlay.tree import build_tree
 
 Subparsers = Any
@@ -27,7 +28,10 @@ def register(subparsers: Subparsers) -> None:
     """Add the verbs of this module."""
     fetch = subparsers.add_parser("fetch", help="fetch the pinned base and unpack it to build/base")
     fetch.add_argument(
-        "--from", dest="given", type=Path, metavar="FILE", help="take this archive, not the network's"
+        "--from",
+        dest="given",
+        metavar="FILE",
+        help="take this archive, not the network's, or the image or checkout that the pin was made of",
     )
     fetch.set_defaults(run=_fetch)
 
@@ -92,7 +96,10 @@ def _announce_drift(plan: Plan) -> None:
 def _fetch(arguments: argparse.Namespace) -> int:
     project = Project.find()
     pin = Pin.load(project.pin_file)
-    base = fetch_base(project, pin.vllm, arguments.given)
+    given = Path(arguments.given) if arguments.given else None
+    if given is not None and not given.is_file():
+        given = project.cache / find_target(project, arguments.given).vllm.sdist
+    base = fetch_base(project, pin.vllm, given)
     print(f"base: vLLM {pin.vllm.version}, sha256 {pin.vllm.sha256[:12]}, in {base}")
     return 0
 
@@ -108,6 +115,9 @@ def _lock(_: argparse.Namespace) -> int:
     # The contents first: a lock whose files are not kept cannot be merged from.
     keep(project.patches, {entry.path: entry for entry in entries}, base)
     write_lock(project.pin_file, entries)
+    if (project.root / contracts.FOLDER).is_dir():
+        count = contract_checks.write_current(project, base)
+        print(f"{contracts.FOLDER}/{contracts.RECORDED}: {count} names of the base that our files rely on")
     print(
         table.render(
             ("file", "action", "sha256"), [(one.path, one.action, one.sha256[:12]) for one in entries]

@@ -36,6 +36,13 @@ def register(subparsers: Subparsers) -> None:
     )
     go_on.set_defaults(run=_continue)
 
+    check = subparsers.add_parser("contracts", help="do the names that our files rely on exist, as recorded?")
+    check.add_argument("--base", type=Path, help="the folder that holds vllm/ (default: build/base)")
+    check.add_argument(
+        "--import", dest="by_import", type=Path, metavar="TREE", help="also import them from this"
+    )
+    check.set_defaults(run=_contracts)
+
     abort = subparsers.add_parser("rebase-abort", help="undo a rebase that waits")
     abort.set_defaults(run=_abort)
 
@@ -101,6 +108,35 @@ def _report(project: Project, to: str) -> int:
 def _continue(arguments: argparse.Namespace) -> int:
     report = _session(Project.find()).go_on(arguments.accept, arguments.drop)
     print(report.markdown())
+    return EXIT_OK
+
+
+def _contracts(arguments: argparse.Namespace) -> int:
+    from rocm_overlay import contract_checks, contracts, table
+    from rocm_overlay.install import check_site
+    from rocm_overlay.rebase_checks import checks_for
+
+    project = Project.find()
+    base = check_site(arguments.base or project.base)
+    recorded = contracts.load(project.root / contracts.FOLDER)
+    drifts = contracts.compare(recorded, base)
+    rows = [(str(one.contract), one.what, "yes" if one.breaks else "") for one in drifts]
+    broken = [one for one in drifts if one.breaks]
+    if arguments.by_import:
+        record = project.root / contracts.FOLDER / contracts.RECORDED
+        found = contract_checks.check_by_import(
+            project, record, arguments.by_import.resolve(), checks_for(project).python
+        )
+        rows += [(one.what, one.found, "yes" if one.stops else "") for one in found]
+        broken += [one for one in found if one.stops]  # type: ignore[misc]
+    if rows:
+        print(table.render(("name", "found", "breaks us"), rows))
+    if broken:
+        raise CheckFailed(
+            f"{len(broken)} contracts are broken by the vLLM in {base}",
+            fix="correct the overlay files that use them, then make lock",
+        )
+    print(f"{len(recorded)} names of the base: none is broken in {base}")
     return EXIT_OK
 
 

@@ -118,6 +118,11 @@ def _file(folder: Path, entry: dict[str, object]) -> OverlayFile:
     return OverlayFile(path, str(entry["kind"]), str(entry["why"]), str(entry["upstream"]), symbols, content)
 
 
+def module_name(path: str) -> str:
+    """The dotted name of a file of the package."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
 def defined_names(content: bytes) -> set[str]:
     """The names that a module defines or imports at its top level.
 

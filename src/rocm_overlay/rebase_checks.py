@@ -11,7 +11,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rocm_overlay import contracts
+from rocm_overlay.contract_callers import find_misfits
+from rocm_overlay.contract_checks import FAKE_PLATFORM, check_by_import, write_current
 from rocm_overlay.install import verify
+from rocm_overlay.overlay import module_name
 from rocm_overlay.plan import REMOVED, Sources
 from rocm_overlay.project import Project
 from rocm_overlay.rebase_report import Finding
@@ -37,13 +41,6 @@ for name in sys.argv[1:]:
         found = "fails: " + traceback.format_exc().strip().splitlines()[-1]
     print(json.dumps(["import", name, found]), flush=True)
 """
-FAKE_PLATFORM = """
-import pathlib, sys
-sys.path.insert(0, "tests/harness")
-if pathlib.Path("tests/harness/fake_rocm.py").is_file():
-    import fake_rocm
-    fake_rocm.install("gfx950")
-"""
 
 
 @dataclass(frozen=True)
@@ -66,9 +63,40 @@ class Checks:
             target: its base.
             accepted: names of contracts whose drift was accepted.
         """
+        yield self._contracts(repo, target, accepted)
         yield self._lay(repo, target)
+        yield self._callers(repo)
         yield self._imports(repo)
+        yield self._contracts_by_import(repo)
         yield self._tests(repo)
+
+    def _contracts(self, repo: Project, target: Target, accepted: Collection[str]) -> list[Finding]:
+        """The recorded contracts against the new base, which is then what they are recorded from."""
+        folder = repo.root / contracts.FOLDER
+        if not folder.is_dir():
+            return []
+        root = Path(target.root)
+        recorded = contracts.load(folder)
+        rows = [
+            Finding("contract", str(one.contract), f"{one.what} (used by {', '.join(one.contract.users)})",
+                    one.breaks and str(one.contract) not in accepted)
+            for one in contracts.compare(recorded, root)
+        ]  # fmt: skip
+        if not any(row.stops for row in rows):
+            write_current(repo, root, accepted)
+        return [Finding("contract", f"{len(recorded)} names of the base", f"{len(rows)} differ"), *rows]
+
+    def _callers(self, repo: Project) -> list[Finding]:
+        misfits = find_misfits(Sources.load(repo), repo.tree)
+        return [
+            Finding("caller", f"{one.path}:{one.line}", f"{one.called}: {one.what}", True) for one in misfits
+        ]
+
+    def _contracts_by_import(self, repo: Project) -> list[Finding]:
+        recorded = repo.root / contracts.FOLDER / contracts.RECORDED
+        if not recorded.is_file():
+            return []
+        return check_by_import(repo, recorded, repo.tree, self.python)
 
     def _lay(self, repo: Project, target: Target) -> list[Finding]:
         repo.build.mkdir(exist_ok=True)
@@ -82,7 +110,7 @@ class Checks:
 
     def _imports(self, repo: Project) -> list[Finding]:
         names = modules_of(Sources.load(repo))
-        done = self._python(repo, ["-c", FAKE_PLATFORM + IMPORT_EACH, *names], str(repo.tree))
+        done = self.python(repo, ["-c", FAKE_PLATFORM + IMPORT_EACH, *names], str(repo.tree))
         rows = []
         for line in done.stdout.splitlines():
             if line.startswith('["import", '):
@@ -99,15 +127,17 @@ class Checks:
         return [Finding("import", f"{len(good)} modules", "import on the CPU"), *others]
 
     def _tests(self, repo: Project) -> list[Finding]:
-        done = self._python(repo, list(self.tests), "")
+        done = self.python(repo, list(self.tests), "")
         text = done.stdout + done.stderr
         last = (done.stdout.strip().splitlines() or ["no output"])[-1]
         if done.returncode:
             return [Finding("fast tests", f"exit status {done.returncode}", _tail(text, TAIL_LINES), True)]
         return [Finding("fast tests", "passed", last)]
 
-    def _python(self, repo: Project, arguments: list[str], path: str) -> subprocess.CompletedProcess[str]:
-        source = [str(repo.root / "src")] if (repo.root / "src").is_dir() else []
+    def python(self, repo: Project, arguments: list[str], path: str) -> subprocess.CompletedProcess[str]:
+        """Run Python in a checkout, with ``path`` in front of its import path."""
+        # A checkout's own tool, else the one that runs here.
+        source = [str(folder) for folder in (repo.root / "src", Path(__file__).parents[1]) if folder.is_dir()]
         environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("GIT_")},
             "PYTHONPATH": os.pathsep.join([part for part in (path, *source) if part]),
@@ -126,11 +156,6 @@ def modules_of(sources: Sources) -> list[str]:
     """The modules that we add, replace or patch, in path order."""
     paths = [path for path, action in sorted(sources.touched.items()) if action != REMOVED]
     return [module_name(path) for path in paths if path.endswith(".py")]
-
-
-def module_name(path: str) -> str:
-    """The dotted name of a file of the package."""
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def _tail(text: str, lines: int) -> str:
