@@ -7,7 +7,7 @@ ARCH ?= gfx950
 # Without ARCH, what is about the pin is about both architectures.
 ARCH_GIVEN = $(if $(filter-out file,$(origin ARCH)),--arch "$(ARCH)")
 
-.PHONY: help setup setup-image image test test-full test-device check lock tree rebase rebase-continue rebase-abort mirror-base pin-digest recipes bench-swa bench-host bench-mono sim-check clean
+.PHONY: help setup setup-image image test test-full test-device check lock tree rebase rebase-continue rebase-abort export-prs mirror-base pin-digest recipes bench-swa bench-host bench-mono sim-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ rebase-continue: setup-image ## take a rebase that waits up again (ACCEPT="PATH 
 
 rebase-abort: setup-image ## undo a rebase that waits
 	@$(TOOL) rebase-abort
+
+export-prs: setup ## the work as upstream pull requests: build/export (AUTHOR="NAME <EMAIL>", CHECK=1: apply and test each)
+	@$(TOOL) export-prs $(if $(AUTHOR),--author "$(AUTHOR)") $(if $(CHECK),--check)
 
 mirror-base: setup-image ## copy the pinned images to TO=registry/name or TO=oci-archive:FILE (ARCH for one)
 	@$(TOOL) mirror-base --to "$(TO)" $(ARCH_GIVEN)

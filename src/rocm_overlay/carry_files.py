@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 from rocm_overlay.gittool import find_renames
-from rocm_overlay.overlay import OverlayFile, defined_names
+from rocm_overlay.overlay import OverlayFile, defined_names, same_program
 from rocm_overlay.plan import ADDED, REMOVED, REPLACED, Sources, read_base
 
 UNCHANGED, OUTSIDE, INSIDE = "unchanged", "changed outside our hunks", "changed inside"
@@ -85,8 +85,8 @@ def _new_row(file: OverlayFile, content: bytes | None, pinned: bytes | None, acc
         # An entry that a person turned from "replaces" to "new", since upstream's file is gone.
         upstream = UNCHANGED if pinned is None else GONE
         return FileRow(file.path, ADDED, upstream, End.APPLIED)
-    if content == file.content:
-        return FileRow(file.path, ADDED, NEW_THERE, End.LANDED, detail="upstream has our file to the byte")
+    if same_program(content, file.content):
+        return FileRow(file.path, ADDED, NEW_THERE, End.LANDED, detail="upstream has our file")
     if file.symbols and set(file.symbols) <= _names(file.path, content):
         detail = "upstream's file defines every symbol that others use from ours"
         if accepted:
@@ -113,8 +113,8 @@ def _replaced_row(
     if content is None:
         ask = 'make the entry kind = "new" if anything still needs ours, else drop it'
         return FileRow(file.path, REPLACED, GONE, End.CONFLICTING, detail=ask)
-    if content == file.content:
-        return FileRow(file.path, REPLACED, INSIDE, End.LANDED, detail="upstream has our file to the byte")
+    if same_program(content, file.content):
+        return FileRow(file.path, REPLACED, INSIDE, End.LANDED, detail="upstream has our file")
     if content == pinned:
         return FileRow(file.path, REPLACED, UNCHANGED, End.APPLIED)
     state = NEW_THERE if pinned is None else INSIDE

@@ -45,6 +45,38 @@ def register(subparsers: Subparsers) -> None:
 
     abort = subparsers.add_parser("rebase-abort", help="undo a rebase that waits")
     abort.set_defaults(run=_abort)
+    _register_export(subparsers)
+
+
+def _register_export(subparsers: Subparsers) -> None:
+    export = subparsers.add_parser("export-prs", help="the work as upstream pull requests: build/export")
+    export.add_argument("--out", type=Path, help="another folder to make (default: build/export)")
+    export.add_argument("--author", help='who signs off, as "NAME <EMAIL>" (default: a placeholder)')
+    export.add_argument(
+        "--check", action="store_true", help="also git am each, run its tests and upstream's hooks (minutes)"
+    )
+    export.set_defaults(run=_export)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from rocm_overlay import export, export_checks, table
+    from rocm_overlay.fetch import fetch_base
+    from rocm_overlay.pin import Pin
+
+    project = Project.find()
+    base = fetch_base(project, Pin.load(project.pin_file).vllm)
+    target = arguments.out or project.build / "export"
+    exported = export.export(project, base, target, arguments.author or export.PLACEHOLDER)
+    rows = [(one.folder, one.commit[:12], len(one.paths), ", ".join(one.pull.depends)) for one in exported]
+    print(table.render(("pull request", "commit", "files", "depends on"), rows))
+    print(f"in {target}; branches pr/* in {project.build / export.REPOSITORY}")
+    if not arguments.check:
+        return EXIT_OK
+    results = export_checks.check_all(project, base, target, exported)
+    print(table.render(("pull request", "check", "found"), [(r.name, r.check, r.found) for r in results]))
+    if failed := [one for one in results if one.failed]:
+        raise CheckFailed(f"{len(failed)} checks of the exported pull requests fail")
+    return EXIT_OK
 
 
 def _session(project: Project) -> Any:
@@ -79,6 +111,7 @@ def _report(project: Project, to: str) -> int:
     from rocm_overlay.carry import Work, carry
     from rocm_overlay.kept import read_kept
     from rocm_overlay.plan import Sources
+    from rocm_overlay.rebase_pulls import pull_findings
     from rocm_overlay.rebase_report import JSON_NAME, Report
     from rocm_overlay.targets import find_target
 
@@ -92,6 +125,7 @@ def _report(project: Project, to: str) -> int:
         _find_pinned(project, sources),
     )
     report = Report(sources.pin.vllm, target, carry(work))
+    report.findings += pull_findings(project, sources, Path(target.root))
     report.status = "conflicting" if report.carried.conflicts else "ready"
     report.write(project.build)
     print(report.markdown())

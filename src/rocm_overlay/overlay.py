@@ -123,6 +123,33 @@ def module_name(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
+def same_program(one: bytes, other: bytes) -> bool:
+    """Whether two files are the same, or the same Python: comments, docstrings, layout, import order aside.
+
+    An export takes upstream's form, so what upstream merged is seldom ours to the byte.
+    """
+    if one == other:
+        return True
+    try:
+        trees = [ast.parse(text) for text in (one, other)]
+    except (SyntaxError, ValueError):
+        return False
+    return _program(trees[0]) == _program(trees[1])
+
+
+def _program(tree: ast.Module) -> str:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                first.value.value = ""
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            node.names.sort(key=lambda alias: alias.name)
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    rest = [node for node in tree.body if node not in imports]
+    return "\n".join([*sorted(map(ast.dump, imports)), *map(ast.dump, rest)])
+
+
 def defined_names(content: bytes) -> set[str]:
     """The names that a module defines or imports at its top level.
 

@@ -25,6 +25,7 @@ from rocm_overlay.kept import kept_problems, read_kept
 from rocm_overlay.plan import Sources
 from rocm_overlay.project import PIN_NAME, Project
 from rocm_overlay.rebase_checks import Checks
+from rocm_overlay.rebase_pulls import pull_findings
 from rocm_overlay.rebase_report import TEXT_NAME, Report
 from rocm_overlay.rebase_write import carried_writes, relock
 from rocm_overlay.targets import Target
@@ -169,6 +170,7 @@ class Session:
         else:
             carried = self._carry(state, target)
         report = Report(pinned.pin.vllm, target, carried)
+        report.findings += pull_findings(self.project, pinned, Path(target.root))
         self._step("report")
         report.write(self.project.build)
         if carried.conflicts:

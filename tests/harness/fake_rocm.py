@@ -114,7 +114,7 @@ def install(arch: str) -> None:
         RuntimeError: vLLM's platform was resolved already.
         ValueError: ``arch`` is not one of ``DEVICES``.
     """
-    platforms = sys.modules.get("vllm.platforms")
+    platforms: Any = sys.modules.get("vllm.platforms")
     if platforms is not None and platforms._current_platform is not None:
         raise RuntimeError("vLLM's platform is resolved already: install the stand-in before importing vLLM")
     sys.modules["amdsmi"] = amdsmi_module(arch)
@@ -129,7 +129,7 @@ def install(arch: str) -> None:
 
 def _prefer_rocm() -> None:
     """On a machine with an NVIDIA GPU vLLM would find two platforms and refuse: name the ROCm one."""
-    platforms = importlib.import_module("vllm.platforms")
+    platforms: Any = importlib.import_module("vllm.platforms")
     platforms._current_platform = importlib.import_module("vllm.platforms.rocm").RocmPlatform()
 
 
@@ -148,7 +148,7 @@ def fake_platform(platform: str, reload: Sequence[str] = ()) -> Iterator[Any]:
     """
     if platform not in PLATFORMS:
         raise ValueError(f"unknown platform {platform!r}, wanted one of {sorted(PLATFORMS)}")
-    platforms = importlib.import_module("vllm.platforms")
+    platforms: Any = importlib.import_module("vllm.platforms")
     earlier = platforms._current_platform
     with _modules_set_aside(["amdsmi", "vllm.platforms.rocm", *reload]):
         if platform in DEVICES:

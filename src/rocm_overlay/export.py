@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The work as upstream pull requests: a branch, a mailbox patch and a body each, on the pinned source.
+
+Two runs of the same commit give the same bytes: times, names and the order of everything are fixed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocm_overlay.errors import OverlayError
+from rocm_overlay.export_body import make_body
+from rocm_overlay.export_files import Files, trees
+from rocm_overlay.export_plan import ExportPlan, PullRequest, load_plan
+from rocm_overlay.gittool import git_text, run_git
+from rocm_overlay.plan import Sources
+from rocm_overlay.project import Project
+from rocm_overlay.upstream_style import obtain_ruff
+
+PLACEHOLDER = "YOUR NAME <YOUR EMAIL>"
+LISTING = "series.json"
+REPOSITORY = "export.git"
+# What packaging adds to the source archive and upstream's repository does not have.
+NOT_UPSTREAM = (
+    ".base.json",
+    "PKG-INFO",
+    "vllm.egg-info",
+    "setup.cfg",
+    "vllm/_version.py",
+    "**/__pycache__/**",
+)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One exported pull request: its number in the order, its commit, and the paths that it changes."""
+
+    number: int
+    pull: PullRequest
+    commit: str
+    paths: tuple[str, ...]
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder."""
+        return f"{self.number:02}-{self.pull.name}"
+
+
+def export(project: Project, base: Path, target: Path, author: str = PLACEHOLDER) -> list[Exported]:
+    """Write every pull request that has content below ``target``, which is replaced when that worked.
+
+    Args:
+        project: whose overlay, series, tests and documents are exported.
+        base: the unpacked pinned source.
+        target: a folder to make: NN-NAME/{0001-*.patch, BODY.md}, and the listing. The branches are in
+            build/export.git.
+        author: who signs off, as NAME <EMAIL>; a placeholder where it is left out.
+
+    Raises:
+        OverlayError: the manifest does not fit the overlay, or something does not apply.
+    """
+    if "<" not in author or not author.endswith(">"):
+        raise OverlayError("the author", seen=author, wanted="NAME <EMAIL>")
+    sources = Sources.load(project)
+    plan = load_plan(project.root, sources)
+    ruff = obtain_ruff(base, project.cache / "tools")
+    files = trees(plan, sources, project.root, base, ruff)
+    _check_ours(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=target.parent) as staging:
+        fresh = Path(staging) / "export"
+        fresh.mkdir()
+        repository = _Repository(project.build / REPOSITORY, author, _moment(project))
+        root = repository.import_base(base, sources.pin.vllm.version)
+        exported = _write(project, plan, files, repository, root, fresh)
+        (fresh / LISTING).write_text(_listing(exported, plan, root), encoding="utf-8")
+        if target.exists():
+            shutil.rmtree(target)
+        fresh.replace(target)
+    return exported
+
+
+def _check_ours(target: Path) -> None:
+    if target.exists() and any(target.iterdir()) and not (target / LISTING).is_file():
+        raise OverlayError(
+            f"{target} is no export",
+            seen="a folder with other things in it",
+            wanted="a new folder, or an export",
+        )
+
+
+def _moment(project: Project) -> str:
+    """The time that every commit carries: SOURCE_DATE_EPOCH, else the project's own last commit's."""
+    if given := os.environ.get("SOURCE_DATE_EPOCH"):
+        return f"{given} +0000"
+    status, printed = run_git(["log", "-1", "--format=%ct"], project.root, good=(0, 128))
+    return f"{printed.decode().strip() if status == 0 else 0} +0000"
+
+
+def _write(
+    project: Project,
+    plan: ExportPlan,
+    files: dict[str, Files],
+    repository: _Repository,
+    root: str,
+    fresh: Path,
+) -> list[Exported]:
+    exported: list[Exported] = []
+    commits: dict[tuple[str, ...], str] = {(): root}
+    for pull in plan.pulls:
+        if pull.name not in files:
+            continue
+        chain: tuple[str, ...] = ()
+        for below in plan.closure(pull.name):
+            if below.name not in files:
+                continue
+            parent, chain = chain, (*chain, below.name)
+            if chain not in commits:
+                commits[chain] = repository.commit(commits[parent], files[below.name], _message(below))
+        repository.branch(f"pr/{pull.name}", commits[chain])
+        one = Exported(len(exported) + 1, pull, commits[chain], tuple(files[pull.name]))
+        folder = fresh / one.folder
+        folder.mkdir()
+        repository.mailbox(one.commit, folder)
+        body = make_body(project, plan, pull, one.paths)
+        (folder / "BODY.md").write_text(body, encoding="utf-8")
+        exported.append(one)
+    return exported
+
+
+def _message(pull: PullRequest) -> str:
+    return f"{pull.title}\n\n" + "\n\n".join(pull.texts["purpose"]) + "\n"
+
+
+def _listing(exported: list[Exported], plan: ExportPlan, root: str) -> str:
+    rows = [
+        {
+            "folder": one.folder,
+            "name": one.pull.name,
+            "title": one.pull.title,
+            "branch": f"pr/{one.pull.name}",
+            "commit": one.commit,
+            "depends": list(one.pull.depends),
+            "paths": list(one.paths),
+            "tests": list(one.pull.run),
+        }
+        for one in exported
+    ]
+    waiting = [one.name for one in plan.pulls if one.empty]
+    return (
+        json.dumps({"format": 1, "base": root, "pull_requests": rows, "without_content": waiting}, indent=1)
+        + "\n"
+    )
+
+
+class _Repository:
+    """A bare repository that commits are made in without a work tree."""
+
+    def __init__(self, path: Path, author: str, moment: str) -> None:
+        self.path = path
+        name, _, email = author.rpartition("<")
+        self._sign_off = f"Signed-off-by: {author}"
+        self._environment = {
+            "GIT_AUTHOR_NAME": name.strip(), "GIT_AUTHOR_EMAIL": email.rstrip(">"), "GIT_AUTHOR_DATE": moment,
+            "GIT_COMMITTER_NAME": name.strip(), "GIT_COMMITTER_EMAIL": email.rstrip(">"),
+            "GIT_COMMITTER_DATE": moment,
+        }  # fmt: skip
+        # Hashing eight thousand files takes seconds: the repository and its index are kept between exports.
+        if not (path / "HEAD").exists():
+            run_git(["init", "--quiet", "--bare", "--initial-branch=base", str(path)])
+
+    def import_base(self, base: Path, version: str) -> str:
+        """The pinned source as a commit, and no branch but it."""
+        git_dir = [f"--git-dir={self.path}", f"--work-tree={base.resolve()}"]
+        # Forced: upstream tracks files that its own ignore list names.
+        left_out = [f":(exclude,glob){name}" for name in NOT_UPSTREAM]
+        run_git([*git_dir, "add", "--all", "--force", "--", ".", *left_out], base)
+        tree = run_git([*git_dir, "write-tree"], base)[1].decode().strip()
+        made = self._commit_tree(tree, [], f"vLLM {version}, the pinned source\n")
+        for ref in git_text("for-each-ref", "--format=%(refname)", "refs/heads", cwd=self.path).split():
+            run_git(["update-ref", "-d", ref], self.path)
+        self.branch("base", made)
+        return made
+
+    def commit(self, parent: str, files: Files, message: str) -> str:
+        """A commit of changed, added and removed files on top of another."""
+        index = self.path / "index.export"
+        index.unlink(missing_ok=True)
+        environment = {"GIT_INDEX_FILE": str(index)}
+        run_git(["read-tree", parent], self.path, environment=environment)
+        lines = []
+        for path, text in files.items():
+            if text is None:
+                lines.append(f"0 {'0' * 40}\t{path}")
+                continue
+            hashed = run_git(["hash-object", "-w", "--stdin"], self.path, given=text.encode("utf-8"))[1]
+            lines.append(f"{self._mode(parent, path)} {hashed.decode().strip()}\t{path}")
+        given = ("\n".join(lines) + "\n").encode("utf-8")
+        run_git(["update-index", "--index-info"], self.path, environment=environment, given=given)
+        tree = run_git(["write-tree"], self.path, environment=environment)[1].decode().strip()
+        index.unlink()
+        return self._commit_tree(tree, ["-p", parent], f"{message}\n{self._sign_off}\n")
+
+    def _mode(self, parent: str, path: str) -> str:
+        listed = git_text("ls-tree", parent, "--", path, cwd=self.path)
+        return listed.split()[0] if listed else "100644"
+
+    def _commit_tree(self, tree: str, parents: list[str], message: str) -> str:
+        command = ["commit-tree", tree, *parents]
+        made = run_git(command, self.path, environment=self._environment, given=message.encode("utf-8"))
+        return made[1].decode().strip()
+
+    def branch(self, name: str, commit: str) -> None:
+        """Point a branch at a commit."""
+        run_git(["update-ref", f"refs/heads/{name}", commit], self.path)
+
+    def mailbox(self, commit: str, folder: Path) -> None:
+        """The commit as ``git am`` takes it."""
+        options = ["--no-signature", "--zero-commit", "--no-stat", "--no-renames", "--full-index", "--binary"]
+        run_git(["format-patch", "--quiet", "-1", *options, "-o", str(folder), commit], self.path)

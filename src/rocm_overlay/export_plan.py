@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""upstream/prs.toml: which overlay files, patches and tests make which upstream pull request.
+
+Every overlay file and every patch belongs to exactly one; a new file that no entry takes is an error
+that names it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from rocm_overlay.errors import OverlayError
+from rocm_overlay.overlay import same_program
+from rocm_overlay.plan import Sources, read_base
+from rocm_overlay.series import DROP, Symbol
+from rocm_overlay.textio import decode, read_text
+
+FOLDER, NAME = "upstream", "prs.toml"
+SECTIONS = ("purpose", "claims", "validation", "reproduce", "limits", "unchanged")
+FIELDS = {
+    "name": str, "title": str, "depends": list, "files": list, "patches": list, "merged_when": str,
+    "run": list, "test": list, "ci": list, "remove": list, "edit": list, "results": list,
+    **dict.fromkeys(SECTIONS, list),
+}  # fmt: skip
+REQUIRED = ("name", "title", "purpose", "merged_when")
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A file of ours, its path in upstream's tree, and the tests of it that stay here."""
+
+    source: str
+    target: str
+    omit: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A text of an upstream file that stands there ``count`` times, and what takes its place."""
+
+    path: str
+    old: str
+    new: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """Measured results in a document of ours: a fenced block or a table below a heading."""
+
+    file: str
+    heading: str
+    block: int
+
+
+@dataclass(frozen=True)
+class PullRequest:
+    """One pull request, its globs resolved to what they name now."""
+
+    name: str
+    title: str
+    depends: tuple[str, ...]
+    files: tuple[str, ...]
+    patches: tuple[str, ...]
+    merged_when: Symbol | None
+    run: tuple[str, ...]
+    tests: tuple[Carried, ...]
+    ci: tuple[Carried, ...]
+    remove: tuple[str, ...]
+    edits: tuple[Edit, ...]
+    results: tuple[Result, ...]
+    texts: dict[str, tuple[str, ...]]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of it exists yet."""
+        return not (self.files or self.patches or self.tests or self.ci)
+
+
+@dataclass(frozen=True)
+class ExportPlan:
+    """The pull requests in their order, and how the tests' modules are called in upstream's tree."""
+
+    pulls: tuple[PullRequest, ...]
+    renames: dict[str, str]
+
+    def closure(self, name: str) -> list[PullRequest]:
+        """What a pull request stands on, and itself last, in the order of the manifest."""
+        wanted, waiting = {name}, [name]
+        by_name = {one.name: one for one in self.pulls}
+        while waiting:
+            for other in by_name[waiting.pop()].depends:
+                if other not in wanted:
+                    wanted.add(other)
+                    waiting.append(other)
+        return [one for one in self.pulls if one.name in wanted]
+
+
+def _bad(what: str, **details: object) -> OverlayError:
+    return OverlayError(f"{FOLDER}/{NAME}: {what}", **details)  # type: ignore[arg-type]
+
+
+def load_plan(root: Path, sources: Sources) -> ExportPlan:
+    """Read and check the manifest against the overlay and the series.
+
+    Args:
+        root: the project's folder.
+        sources: its overlay and series.
+
+    Raises:
+        OverlayError: an unknown or missing field, a file or patch in no pull request or in two, a test
+            that is not there, a dependency that is unknown or comes later.
+    """
+    try:
+        data = tomllib.loads(read_text(root / FOLDER / NAME, f"{FOLDER}/{NAME}"))
+    except tomllib.TOMLDecodeError as error:
+        raise _bad("not valid TOML", seen=error, fix="correct that line") from None
+    if unknown := set(data) - {"pr", "rename"}:
+        raise _bad("unknown table", seen=", ".join(sorted(unknown)), wanted="[[pr]] and [rename]")
+    pulls: list[PullRequest] = []
+    for entry in data.get("pr", []):
+        pulls.append(_pull(entry, root, sources, [one.name for one in pulls]))
+    _check_cover(
+        "overlay file", [file.path for file in sources.overlay.files], [p.files for p in pulls], pulls
+    )
+    _check_cover("patch", [patch.name for patch in sources.series.patches], [p.patches for p in pulls], pulls)
+    return ExportPlan(tuple(pulls), {str(key): str(value) for key, value in data.get("rename", {}).items()})
+
+
+def _pull(entry: dict[str, Any], root: Path, sources: Sources, earlier: Sequence[str]) -> PullRequest:
+    name = str(entry.get("name"))
+    if unknown := sorted(set(entry) - set(FIELDS)):
+        raise _bad(f"{name}: unknown field", seen=", ".join(unknown), wanted=", ".join(FIELDS))
+    for field, kind in FIELDS.items():
+        if (field in REQUIRED and field not in entry) or not isinstance(entry.get(field, kind()), kind):
+            raise _bad(f"{name}: field {field}", seen=entry.get(field), wanted=kind.__name__)
+    if later := [one for one in entry.get("depends", []) if one not in earlier]:
+        raise _bad(f"{name} depends on what does not stand before it", seen=", ".join(later))
+    if name in earlier:
+        raise _bad("two entries of one name", seen=name)
+    texts = {section: tuple(map(str, entry.get(section, []))) for section in SECTIONS}
+    return PullRequest(
+        name=name,
+        title=entry["title"],
+        depends=tuple(entry.get("depends", [])),
+        files=_matching(entry.get("files", []), [file.path for file in sources.overlay.files]),
+        patches=_matching(entry.get("patches", []), [patch.name for patch in sources.series.patches]),
+        merged_when=_symbol(name, entry["merged_when"]),
+        run=tuple(entry.get("run", [])),
+        tests=_carried(name, root, entry.get("test", [])),
+        ci=_carried(name, root, entry.get("ci", [])),
+        remove=tuple(entry.get("remove", [])),
+        edits=tuple(_edit(name, one) for one in entry.get("edit", [])),
+        results=tuple(
+            Result(one["file"], one["heading"], int(one.get("block", 1))) for one in entry.get("results", [])
+        ),
+        texts=texts,
+    )
+
+
+def _matching(globs: Iterable[str], names: Sequence[str]) -> tuple[str, ...]:
+    """The names that a glob takes and none that starts with '!' does."""
+    wanted = [one for one in globs if not one.startswith("!")]
+    barred = [one[1:] for one in globs if one.startswith("!")]
+    return tuple(
+        name
+        for name in names
+        if any(fnmatchcase(name, one) for one in wanted) and not any(fnmatchcase(name, one) for one in barred)
+    )
+
+
+def _symbol(name: str, text: str) -> Symbol | None:
+    match = DROP.fullmatch(text)
+    if not match:
+        raise _bad(
+            f"{name}: merged_when", seen=text, wanted="base PATH calls|defines NAME [in SCOPE], or never: WHY"
+        )
+    return Symbol(match["path"], match["verb"], match["name"], match["scope"]) if match["path"] else None
+
+
+def _carried(name: str, root: Path, entries: Iterable[dict[str, Any]]) -> tuple[Carried, ...]:
+    found = []
+    for entry in entries:
+        if not {"from", "to"} <= set(entry) <= {"from", "to", "omit"}:
+            raise _bad(
+                f"{name}: a carried file", seen=entry, wanted="from, to, and omit: tests that stay here"
+            )
+        sources = sorted(root.glob(entry["from"]))
+        if not sources:
+            raise _bad(f"{name}: no such file", seen=entry["from"], fix="correct it, or restore the file")
+        for source in sources:
+            target = entry["to"].replace("*", source.name)
+            found.append(Carried(source.relative_to(root).as_posix(), target, tuple(entry.get("omit", []))))
+    return tuple(found)
+
+
+def _edit(name: str, entry: dict[str, Any]) -> Edit:
+    if not {"path", "old", "new"} <= set(entry) <= {"path", "old", "new", "count"}:
+        raise _bad(
+            f"{name}: an edit", seen=", ".join(entry), wanted="path, old, new, and count where it is not 1"
+        )
+    return Edit(entry["path"], entry["old"], entry["new"], int(entry.get("count", 1)))
+
+
+def _check_cover(
+    what: str, names: Sequence[str], taken: Sequence[Sequence[str]], pulls: Sequence[PullRequest]
+) -> None:
+    """Each name in exactly one pull request."""
+    for name in names:
+        owners = [pull.name for pull, own in zip(pulls, taken, strict=True) if name in own]
+        if not owners:
+            raise _bad(
+                f"{what} {name} belongs to no pull request",
+                fix=f"add it, or a glob that takes it, to a [[pr]] of {FOLDER}/{NAME}",
+            )
+        if len(owners) > 1:
+            raise _bad(f"{what} {name} belongs to more than one pull request", seen=", ".join(owners))
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A pull request that a base has: what of ours it makes needless, and what of that upstream changed."""
+
+    pull: PullRequest
+    how: str
+    same: tuple[str, ...]
+    changed: tuple[str, ...]
+
+
+def merged_pulls(plan: ExportPlan, sources: Sources, root: Path) -> list[Merged]:
+    """The pull requests that the base at ``root`` has: by their own condition, or file by file.
+
+    Args:
+        plan: the manifest.
+        sources: overlay and series.
+        root: the folder that holds the base's vllm/.
+    """
+    ours = {file.path: file.content for file in sources.overlay.files}
+    found = []
+    for pull in plan.pulls:
+        texts = {path: read_base(root, path) for path in pull.files}
+        same = tuple(
+            path for path, text in texts.items() if text is not None and same_program(text, ours[path])
+        )
+        how = "every file of it is there" if pull.files and len(same) == len(pull.files) else ""
+        if pull.merged_when is not None:
+            content = read_base(root, pull.merged_when.path)
+            if content is not None and pull.merged_when.holds(decode(content, pull.merged_when.path)):
+                how = f"base {pull.merged_when}"
+        if how:
+            changed = tuple(path for path, text in texts.items() if text is not None and path not in same)
+            found.append(Merged(pull, how, same, changed))
+    return found
