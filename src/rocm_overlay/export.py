@@ -151,10 +151,9 @@ def _listing(exported: list[Exported], plan: ExportPlan, root: str) -> str:
         }
         for one in exported
     ]
-    waiting = [one.name for one in plan.pulls if one.empty]
+    waiting = {one.name: one.held_back for one in plan.pulls if one.held_back}
     return (
-        json.dumps({"format": 1, "base": root, "pull_requests": rows, "without_content": waiting}, indent=1)
-        + "\n"
+        json.dumps({"format": 1, "base": root, "pull_requests": rows, "held_back": waiting}, indent=1) + "\n"
     )
 
 

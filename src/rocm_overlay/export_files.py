@@ -179,7 +179,7 @@ def trees(plan: ExportPlan, sources: Sources, root: Path, base: Path, ruff: Ruff
     """The files of every pull request that has any, each on top of what it depends on."""
     made: dict[str, Files] = {}
     for pull in plan.pulls:
-        if pull.empty:
+        if pull.held_back:
             continue
         before = Tree(base)
         for other in _below(plan, pull):

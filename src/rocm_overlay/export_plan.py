@@ -24,7 +24,7 @@ FOLDER, NAME = "upstream", "prs.toml"
 SECTIONS = ("purpose", "claims", "validation", "reproduce", "limits", "unchanged")
 FIELDS = {
     "name": str, "title": str, "depends": list, "files": list, "patches": list, "merged_when": str,
-    "run": list, "test": list, "ci": list, "remove": list, "edit": list, "results": list,
+    "run": list, "test": list, "ci": list, "remove": list, "edit": list, "results": list, "waits": str,
     **dict.fromkeys(SECTIONS, list),
 }  # fmt: skip
 REQUIRED = ("name", "title", "purpose", "merged_when")
@@ -75,11 +75,14 @@ class PullRequest:
     edits: tuple[Edit, ...]
     results: tuple[Result, ...]
     texts: dict[str, tuple[str, ...]]
+    waits: str = ""
 
     @property
-    def empty(self) -> bool:
-        """Whether nothing of it exists yet."""
-        return not (self.files or self.patches or self.tests or self.ci)
+    def held_back(self) -> str:
+        """Why it is not exported now; '' where it is."""
+        if self.waits:
+            return self.waits
+        return "" if self.files or self.patches or self.tests or self.ci else "nothing of it is there yet"
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,7 @@ def _pull(entry: dict[str, Any], root: Path, sources: Sources, earlier: Sequence
             Result(one["file"], one["heading"], int(one.get("block", 1))) for one in entry.get("results", [])
         ),
         texts=texts,
+        waits=entry.get("waits", ""),
     )
 
 

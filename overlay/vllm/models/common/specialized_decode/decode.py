@@ -257,12 +257,14 @@ class SpecializedDecode(ABC, Generic[Kernels]):
             self.counters.recorded(rows, bool(taken), [why.reason for why in declines])
         elif taken:
             self.counters.taken(rows)
-        step = Step(rows, context.attn_metadata)
+        metadata: Any = context.attn_metadata
+        step = Step(rows, metadata)
         return Decision(rows, *(step if launch in taken else None for launch in (Launch.WHOLE, Launch.PART)))
 
     def _declines(self, context: ForwardContext, rows: int) -> dict[Launch, Decline | None]:
         why = self._outside(context, rows)
-        whole, part = (why, why) if why else self.read_step(context.attn_metadata, rows)
+        metadata: Any = context.attn_metadata  # a dict of layers, which _outside asks first
+        whole, part = (why, why) if why else self.read_step(metadata, rows)
         return {Launch.WHOLE: whole, Launch.PART: part}
 
     def _outside(self, context: ForwardContext, rows: int) -> Decline | None:

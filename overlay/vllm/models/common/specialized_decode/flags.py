@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 AUTO = "auto"
 MONOKERNEL = "monokernel"
@@ -25,8 +25,9 @@ Choice = tuple[str | None, bool | None]
 class Options(Protocol):
     """The fields of ``KernelConfig`` that hold the choice."""
 
-    specialized_decode: str | None
-    monokernel: bool | None
+    # Not their own types: a field that takes fewer values is no such attribute to a type checker.
+    specialized_decode: Any
+    monokernel: Any
 
 
 Config = TypeVar("Config", bound=Options)
@@ -98,7 +99,7 @@ def settle(*choices: Choice) -> Choice:
         ValueError: the options contradict each other.
     """
     switches = {monokernel for _, monokernel in choices} - {None}
-    wanted = {kind for kind, _ in choices} - {None}
+    wanted = {kind for kind, _ in choices if kind is not None}
     if (None, True) in choices:  # beside a kind, True is what an earlier call made of that kind
         wanted.add(MONOKERNEL)
     if False in switches and wanted:

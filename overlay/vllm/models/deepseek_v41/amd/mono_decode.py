@@ -109,8 +109,8 @@ def _open_kernels(build: KernelBuild) -> MonoKernels:
 
         # Few of the draft's experts are active at once: one FP4 group a task spreads them over more
         # workgroups.
-        groups = {} if build.routing == TARGET_ROUTING else {"ug_groups": 1}
-        _open[build] = DSV41MonoLayer(
+        groups: dict[str, Any] = {} if build.routing == TARGET_ROUTING else {"ug_groups": 1}
+        kernels: Any = DSV41MonoLayer(
             tp=build.tp_size,
             rank=get_tensor_model_parallel_rank(),
             group=get_tp_group().cpu_group,
@@ -120,6 +120,7 @@ def _open_kernels(build: KernelBuild) -> MonoKernels:
             swa_width=build.swa_width,
             **groups,
         )
+        _open[build] = kernels
     return _open[build]
 
 
@@ -207,7 +208,7 @@ class MonoDecodeLayer:
         self._layer = weakref.ref(layer)
         self._entry_dims = ENTRY_DIMS[decode.role]
         self._swa_name = attn.swa_cache_layer.prefix
-        self._compressed_name = attn.compressed_cache_prefix if attn.compress_ratio else None
+        self._compressed_name: Any = attn.compressed_cache_prefix if attn.compress_ratio else None
         self._window = RecordCache(plan.name, "sliding-window cache", RECORD)
         self._compressed = RecordCache(plan.name, "compressed cache", RECORD)
         self.copies = copies_at_load(layer, plan) if generation().reads_copies else {}
@@ -255,7 +256,8 @@ class MonoDecodeLayer:
             return None
         owes_post_mix = residual is not None
         if residual is None and x.dim() != self._entry_dims:
-            return decode.decline(STAGE_INPUT)
+            decode.decline(STAGE_INPUT)
+            return None
         # Before anything runs that vLLM's path would run again. Spelled out here and below: a call and a loop
         # for each layer would cost as much as the checks.
         if not (
@@ -267,7 +269,8 @@ class MonoDecodeLayer:
             and (res_mix is not None and res_mix.is_contiguous())
             and (pre_mix is not None and pre_mix.is_contiguous())
         ):
-            return decode.decline(NOT_CONTIGUOUS)
+            decode.decline(NOT_CONTIGUOUS)
+            return None
         if residual is None:
             x, residual = self._broadcast(x, layer.hc_mult)
             # Without a fold the kernels read only the pre-mix.
@@ -309,7 +312,8 @@ class MonoDecodeLayer:
             and res_mix.is_contiguous()
             and pre_mix.is_contiguous()
         ):
-            return self.decode.decline(NOT_CONTIGUOUS)
+            self.decode.decline(NOT_CONTIGUOUS)
+            return None
         ffn = self._ffn or self._bind().ffn
         return ffn(self.weights, part, residual, post_mix, res_mix, pre_mix, topk=self._picks)
 
@@ -391,7 +395,7 @@ def _new_decode(vllm_config: VllmConfig, role: str) -> MonoDecode:
     tp_size, config = vllm_config.parallel_config.tensor_parallel_size, vllm_config.model_config.hf_config
     build = KernelBuild(tp_size, TARGET_ROUTING, SWA_WIDTH)
     if role == DRAFT and generation().draft_launch is Launch.WHOLE:
-        drafts = vllm_config.speculative_config.num_speculative_tokens
+        drafts = vllm_config.speculative_config.num_speculative_tokens  # type: ignore[union-attr]
         width = get_dspark_swa_index_width(config.sliding_window, drafts)
         build = KernelBuild(tp_size, routing_of(vllm_config, role), width)
     return MonoDecode(role, vllm_config, build)

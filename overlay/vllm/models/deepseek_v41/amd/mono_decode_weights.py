@@ -73,7 +73,8 @@ def _copy_experts(experts: Any) -> tuple[Tensor, ...]:
 
     tensors = gather(experts, EXPERT_TENSORS)
     codes = {name: as_bytes(tensor) for name, tensor in tensors.items() if name.endswith("_s")}
-    return moe_copies(*(tensors | codes).values(), EXPERT_WIDTH_TP4)
+    w13, w13_scale, w2, w2_scale = (tensors | codes).values()
+    return moe_copies(w13, w13_scale, w2, w2_scale, EXPERT_WIDTH_TP4)
 
 
 def layer_weights(layer: Any, mono: MonoDecodeLayer) -> Any:
@@ -88,11 +89,11 @@ def layer_weights(layer: Any, mono: MonoDecodeLayer) -> Any:
         tensors |= zip(names, loaded(layer, path, ("weight", "weight_scale"), mono.copies), strict=True)
     tensors |= zip(EXPERT_TENSORS, loaded(layer, EXPERTS, EXPERT_TENSORS.values(), mono.copies), strict=True)
     if whole:
-        names = [*ATTENTION, *(name for pair in ATTENTION_LINEARS for name in pair)]
+        own = [*ATTENTION, *(name for pair in ATTENTION_LINEARS for name in pair)]
         attn = AttnWeights(
             layer_id=layer.attn.layer_id,
             ratio=layer.attn.compress_ratio,
-            **{name: tensors.pop(name) for name in names},
+            **{name: tensors.pop(name) for name in own},
         )
         attn.check(Dims(tp_size))
     weights = MonoLayerWeights(attn=attn, **tensors)
