@@ -7,7 +7,7 @@ ARCH ?= gfx950
 # Without ARCH, what is about the pin is about both architectures.
 ARCH_GIVEN = $(if $(filter-out file,$(origin ARCH)),--arch "$(ARCH)")
 
-.PHONY: help setup setup-image image test test-full test-device check lock tree rebase rebase-continue rebase-abort export-prs mirror-base pin-digest recipes bench-swa bench-host bench-mono sim-check clean
+.PHONY: help setup setup-image image test test-full test-device check lock tree rebase rebase-continue rebase-abort export-prs mirror-base pin-digest recipes bench-swa bench-host bench-mono sim-check clean kernels
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ test-device: setup ## the tests that need a GPU, AMD or NVIDIA
 
 check: setup ## lint and types only
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+
+kernels: setup ## compile the mono kernels ahead of time into build/kernels (ARCH; JOBS, WRITE=1: the table)
+	@$(TOOL) kernels --arch $(ARCH) $(if $(JOBS),--jobs $(JOBS)) $(if $(WRITE),--write)
 
 lock: setup-image ## re-make the hash list of base.toml
 	@$(TOOL) lock

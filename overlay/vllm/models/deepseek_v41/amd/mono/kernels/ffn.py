@@ -175,9 +175,8 @@ def _run(ctx: Context) -> None:
         ctx.launch.finish()
 
 
-def build(g: FfnGeometry, isa: Isa) -> Callable[..., Any]:
-    """The launcher of one build: called with ``FfnArguments``."""
-    name = f"ffn_{isa.name}_tp{g.tp}_rows{g.rows}_experts{g.experts}"
+def build(g: FfnGeometry, isa: Isa, name: str = "ffn") -> Callable[..., Any]:
+    """The launcher of one build, ``name`` in the code object: called with ``FfnArguments``."""
 
     @flyc.kernel(name=name, known_block_size=[THREADS, 1, 1])
     def kernel(args: FfnArguments) -> None:
