@@ -238,8 +238,14 @@ class _Kernels:
         self.launches += 1
         return (None,)
 
+    def __call__(self, *inputs: Any) -> tuple[None, ...]:
+        self.launches += 1
+        return (None,)
+
     def scratch(self, tokens: int) -> None:
         return None
+
+    prepare = scratch
 
 
 def _decoder_layer(index: int, indexer: Any) -> Any:
@@ -296,6 +302,7 @@ def _ours(module: Any, layers: list[Any], ffn: bool, kernels: _Kernels) -> list[
     from vllm.models.common.specialized_decode.decode import Launch, LayerPlan
 
     module._open_kernels = lambda build: kernels
+    module._open_ffn = lambda build, layers: kernels
     module.layer_weights = lambda layer, mono: None
     options = SimpleNamespace(specialized_decode="auto", specialized_decode_strict=False)
     config = _Box(kernel_config=options)

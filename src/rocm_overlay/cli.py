@@ -21,7 +21,7 @@ COMMAND_MODULES = (
     "rocm_overlay.cli_recipe",
     "rocm_overlay.bench_swa",
     "rocm_overlay.bench_host",
-    "rocm_overlay.kernels",
+    "rocm_overlay.kernel_builds",
 )
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rocm_overlay import kernel_set, kernels
+from rocm_overlay import kernel_builds as kernels
+from rocm_overlay import kernel_set
 from rocm_overlay.code_object import function_code, instruction_starts, unescape
 from rocm_overlay.kernel_set import DRAFT, TARGET, Wanted
 from rocm_overlay.pin import Pin
@@ -24,15 +25,23 @@ EXTREMES = [
 ]
 # A server's process: the laid package, with all of vLLM, and not the sources that were compiled.
 SERVER = """
-import importlib, json, sys
+import importlib, json, os, sys, types
 sys.path[:0] = [sys.argv[1], sys.argv[3]]
 import fake_rocm
 fake_rocm.install("gfx950")
 mono, persistent = "vllm.models.deepseek_v41.amd.mono", "vllm.models.common.amd.persistent"
 builds, geometry = importlib.import_module(mono + ".builds"), importlib.import_module(mono + ".geometry")
 cache = importlib.import_module(persistent + ".kernel_cache").KernelCache.of_process()
-for rows in map(int, sys.argv[2].split(",")):
-    cache.launcher(builds.ffn_build(geometry.FfnGeometry(rows, 4), "gfx950"))
+widths = [geometry.FfnGeometry(int(rows), 4) for rows in sys.argv[2].split(",")]
+launchers = [cache.launcher(builds.ffn_build(width, "gfx950")) for width in widths]
+# A launch as the runner makes it, short of the GPU: FlyDSL raises now if it would have to compile.
+os.environ.update(COMPILE_ONLY="1", FLYDSL_RUNTIME_RUN_ONLY="1", FLYDSL_RUNTIME_CACHE_DIR="/nonexistent")
+os.environ["ARCH"] = "gfx950"  # the GPU that is not here
+struct = importlib.import_module(mono + ".kernels.ffn").FfnArguments
+for launcher in launchers:
+    for first in (1 << 40, 7):
+        numbers = {name: first + i for i, name in enumerate(struct.__annotations__)}
+        launcher(struct(**{**numbers, "rank": first % 4}), stream=types.SimpleNamespace(cuda_stream=first))
 print(json.dumps([cache.counters.compiled, cache.counters.loaded]))
 """
 

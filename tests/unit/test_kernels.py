@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from rocm_overlay import kernel_set, kernels, recipe
+from rocm_overlay import kernel_builds as kernels
+from rocm_overlay import kernel_set, recipe
 from rocm_overlay.code_object import (
     Resources,
     UnreadableCodeObject,

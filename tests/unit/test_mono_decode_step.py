@@ -54,6 +54,17 @@ class Recorder:
         return ("ffn",)
 
 
+class FfnRecorder(Recorder):
+    """Our FFN launch that keeps what it was called with; it knows its picks from its build."""
+
+    def __init__(self, build: mono_decode.KernelBuild, layers: tuple[str, ...]) -> None:
+        super().__init__(build)
+        self.layers, self.prepare = layers, self.scratch
+
+    def __call__(self, weights: Any, *inputs: Any) -> tuple[str]:
+        return self.ffn(weights, *inputs, topk=self.build.routing.picks)
+
+
 @pytest.fixture
 def opened(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:  # noqa: F811
     """The kernels that were opened, recorders all."""
@@ -63,7 +74,12 @@ def opened(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:  # noqa
         kernels.append(Recorder(build))
         return kernels[-1]
 
+    def open_ffn(build: mono_decode.KernelBuild, layers: tuple[str, ...]) -> FfnRecorder:
+        kernels.append(FfnRecorder(build, layers))
+        return kernels[-1]
+
     monkeypatch.setattr(mono_decode, "_open_kernels", open_kernels)
+    monkeypatch.setattr(mono_decode, "_open_ffn", open_ffn)
     monkeypatch.setattr(mono_decode, "layer_weights", lambda layer, mono: f"weights of {mono.plan.name}")
     return kernels
 

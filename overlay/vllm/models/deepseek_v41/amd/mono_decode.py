@@ -32,6 +32,7 @@ from vllm.models.common.specialized_decode.decode import (
     forget,
     not_decode_only,
 )
+from vllm.models.common.specialized_decode.fail_stop import before_tokens
 from vllm.models.common.specialized_decode.kv_cache import RecordCache
 from vllm.models.common.specialized_decode.replay import counting
 from vllm.models.common.specialized_decode.spec import asked, refusal
@@ -42,6 +43,7 @@ from vllm.models.deepseek_v41.amd.mono_decode_spec import (
     TARGET_ROUTING,
     Routing,
     generation,
+    gpu_architecture,
     layer_checks,
     plan_layer,
     routing_of,
@@ -73,7 +75,7 @@ NOT_CONTIGUOUS = Decline("inputs not contiguous", expected=False)
 class MonoKernels(Protocol):
     """One rank's kernels, and what they hold. Outputs are (x, residual, post_mix, res_mix, pre_mix)."""
 
-    def scratch(self, tokens: int) -> Tensor:
+    def scratch(self, tokens: int) -> Tensor | None:
         """Make the scratch of steps of ``tokens`` rows, or give it."""
 
     def first_pre_mix(self, tokens: int) -> Tensor:
@@ -124,6 +126,56 @@ def _open_kernels(build: KernelBuild) -> MonoKernels:
     return _open[build]
 
 
+class FfnKernels:
+    """Our FFN launch beside other kernels for whole layers.
+
+    Args:
+        whole: what runs whole layers; None where there is none to run.
+        launch: the FFN launch.
+    """
+
+    def __init__(self, whole: MonoKernels | None, launch: Any) -> None:
+        self.whole, self._launch = whole, launch
+
+    def scratch(self, tokens: int) -> Tensor | None:
+        self._launch.prepare(tokens)
+        return None if self.whole is None else self.whole.scratch(tokens)
+
+    def first_pre_mix(self, tokens: int) -> Tensor:
+        return self._whole_layers().first_pre_mix(tokens)
+
+    def forward(self, weights: Any, *inputs: Tensor, **options: Any) -> tuple[Tensor, ...]:
+        return self._whole_layers().forward(weights, *inputs, **options)
+
+    def ffn(self, weights: Any, *inputs: Tensor, topk: int) -> tuple[Tensor, ...]:
+        return self._launch(weights, *inputs)
+
+    def _whole_layers(self) -> MonoKernels:
+        if self.whole is None:
+            raise RuntimeError(f"{SPEC.name}: a whole layer was asked for, and no layer's plan has one")
+        return self.whole
+
+
+def _open_ffn(build: KernelBuild, layers: tuple[str, ...]) -> Any:
+    """The FFN launch for ``build``, whose failures are looked for before tokens are returned."""
+    from vllm.distributed import get_tp_group
+    from vllm.models.common.amd.persistent.peers import Group
+    from vllm.models.deepseek_v41.amd.mono.ffn_launch import Deployment, FfnLaunch
+
+    launch = FfnLaunch(
+        Deployment(
+            group=Group.of(get_tp_group().cpu_group),
+            device=torch.device("cuda", torch.accelerator.current_device_index()),
+            arch=gpu_architecture(),
+            experts=build.routing.experts,
+            picks=build.routing.picks,
+            layers=layers,
+        )
+    )
+    before_tokens(launch.fail_stop.check)
+    return launch
+
+
 class MonoDecode(SpecializedDecode["MonoKernels"]):
     """The mono decode of one model: the target's layers, or the draft's."""
 
@@ -142,7 +194,11 @@ class MonoDecode(SpecializedDecode["MonoKernels"]):
             self._compressed_names[compressed_name] = None
 
     def open_kernels(self) -> MonoKernels:
-        return _open_kernels(self.build)
+        parts = [plan.name for plan in self.plans if plan.launch is Launch.PART]
+        if not (parts and generation().own_ffn):
+            return _open_kernels(self.build)
+        whole = any(plan.launch is Launch.WHOLE for plan in self.plans)
+        return FfnKernels(_open_kernels(self.build) if whole else None, _open_ffn(self.build, tuple(parts)))
 
     def prepare_width(self, kernels: MonoKernels, rows: int) -> None:
         kernels.scratch(rows)
@@ -410,5 +466,6 @@ _capture_plain_experts, _copy_linear_at_load = copy_experts_at_load, copy_linear
 def __getattr__(name: str) -> Any:
     if name == "_runner":  # the target's kernels once they are open
         decode = current(TARGET)
-        return None if decode is None else decode.opened
+        opened = None if decode is None else decode.opened
+        return opened.whole if isinstance(opened, FfnKernels) else opened
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -48,6 +48,7 @@ class Generation:
         reads_copies: whether they read copies of the weights, made at load, rather than the weights.
         needs_fused_seam: whether vLLM's path must run AITER's fused seam, for both paths to round alike.
         draft_launch: what they run of a DSpark draft layer.
+        own_ffn: whether the FFN launch is ours; whole layers run on the base's kernels.
     """
 
     max_rows: int
@@ -56,6 +57,7 @@ class Generation:
     reads_copies: bool
     needs_fused_seam: bool
     draft_launch: Launch
+    own_ffn: bool = False
 
 
 GENERATIONS = {
@@ -66,7 +68,7 @@ GENERATIONS = {
     ),
     CDNA4: Generation(
         MAX_ROWS, frozenset({2, 4}), ("vllm.models.deepseek_v41.amd.rocm", "DeepseekV41RocmMxfp4Indexer"),
-        reads_copies=False, needs_fused_seam=True, draft_launch=Launch.WHOLE,
+        reads_copies=False, needs_fused_seam=True, draft_launch=Launch.WHOLE, own_ffn=True,
     ),
 }  # fmt: skip
 
@@ -79,7 +81,7 @@ def _kernels_reason(_: VllmConfig) -> str | None:
         return f"the kernels need FlyDSL and AITER's FlyDSL helpers: {error}"
     if runner.BLOCKS > WORKGROUPS:
         return f"the kernels launch {runner.BLOCKS} workgroups, wanted at most {WORKGROUPS}"
-    built, device = target_arch(), _architecture()
+    built, device = target_arch(), gpu_architecture()
     if built != device:
         return (
             f"FlyDSL builds for {built}, wanted the GPU's {device}: unset the environment variable ARCH "
@@ -88,7 +90,8 @@ def _kernels_reason(_: VllmConfig) -> str | None:
     return None
 
 
-def _architecture() -> str:
+def gpu_architecture() -> str:
+    """This process's GPU, such as gfx950."""
     properties = torch.cuda.get_device_properties(torch.accelerator.current_device_index())
     return properties.gcnArchName.partition(":")[0].lower()
 

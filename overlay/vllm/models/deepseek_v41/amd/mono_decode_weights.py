@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from vllm.models.common.specialized_decode.decode import Launch, LayerPlan
 from vllm.models.common.specialized_decode.weights import CopyAtLoad, as_bytes, gather, loaded
+from vllm.models.deepseek_v41.amd.mono_decode_spec import generation
 
 if TYPE_CHECKING:
     from vllm.models.deepseek_v41.amd.mono_decode import MonoDecodeLayer
@@ -77,8 +78,44 @@ def _copy_experts(experts: Any) -> tuple[Tensor, ...]:
     return moe_copies(w13, w13_scale, w2, w2_scale, EXPERT_WIDTH_TP4)
 
 
+# Our FFN launch's names for them.
+FFN_NAMES = {
+    "hc_ffn_fn": "mix_projection", "hc_ffn_scale": "mix_scale", "hc_ffn_base": "mix_base",
+    "ffn_norm": "norm_weight", "gate_w": "gate_weight", "bias": "gate_bias",
+    "w13": "w13", "w13_s": "w13_scale", "w2": "w2", "w2_s": "w2_scale",
+    "sgu": "shared_w13", "sgu_s": "shared_w13_scale", "sw2": "shared_w2", "sw2_s": "shared_w2_scale",
+}  # fmt: skip
+
+
+def ffn_weights(layer: Any, mono: MonoDecodeLayer) -> Any:
+    """The layer's weights as our FFN launch takes them, checked.
+
+    Raises:
+        AttributeError: tensors are missing; all of them are named.
+        ValueError: tensors are not as the kernel reads them; all faults are named.
+    """
+    from vllm.models.deepseek_v41.amd.mono.ffn_launch import FfnWeights
+
+    places = {name: path for name, path in SEAMS.items() if name in FFN_NAMES}
+    places |= {name: f"{EXPERTS}.{path}" for name, path in EXPERT_TENSORS.items()}
+    for (weight, scale), path in SHARED_EXPERT.items():
+        places |= {weight: f"{path}.weight", scale: f"{path}.weight_scale"}
+    found = gather(layer, places)
+    tensors = {FFN_NAMES[name]: tensor for name, tensor in found.items()}
+    tensors |= {name: as_bytes(tensor) for name, tensor in tensors.items() if name in CODES}
+    weights = FfnWeights(layer=mono.plan.name, **tensors)
+    weights.check(mono.decode.build.tp_size, mono.routing.experts, mono.routing.picks)
+    return weights
+
+
+# Scales as codes; the hyper-connection's is three factors.
+CODES = frozenset({"w13_scale", "w2_scale", "shared_w13_scale", "shared_w2_scale"})
+
+
 def layer_weights(layer: Any, mono: MonoDecodeLayer) -> Any:
     """The layer's weights as the kernels take them, checked by them."""
+    if mono.ffn_only and generation().own_ffn:
+        return ffn_weights(layer, mono)
     from vllm.models.deepseek_v41.amd.mono.attention.plan import Dims
     from vllm.models.deepseek_v41.amd.mono.runner import AttnWeights, MonoLayerWeights
 

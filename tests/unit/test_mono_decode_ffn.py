@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our FFN launch in the model's mono decode: which layers get it, with which weights, and beside what."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.test_mono_decode_startup import decoder_layer, gpu, with_drafts  # noqa: F401
+from tests.unit.test_mono_decode_step import metadata, opened, run, served, whole_layer  # noqa: F401
+from tests.unit.test_mono_decode_weights import loaded
+from tests.unit.test_specialized_decode_tree import deployment
+
+from vllm.models.common.specialized_decode import fail_stop  # isort: skip
+from vllm.models.deepseek_v41.amd import mono_decode, mono_decode_weights  # isort: skip
+from vllm.models.deepseek_v41.amd.mono import ffn_launch  # isort: skip
+from vllm.models.deepseek_v41.amd.mono.geometry import FfnGeometry  # isort: skip
+from vllm.models.deepseek_v41.amd.mono_decode import FfnKernels, MonoDecodeLayer  # isort: skip
+
+# A cache that the whole-layer kernels do not read: the layer's attention is vLLM's.
+FFN_ONLY = {"kv_cache_dtype": "auto"}
+PLACES = {
+    "mix_projection": "hc_ffn_fn", "mix_scale": "hc_ffn_scale", "mix_base": "hc_ffn_base",
+    "norm_weight": "ffn_norm.weight", "gate_weight": "ffn.gate.weight",
+    "gate_bias": "ffn.gate.e_score_correction_bias",
+    "w13": "ffn.experts.routed_experts.w13_weight",
+    "w13_scale": "ffn.experts.routed_experts.w13_weight_scale",
+    "w2": "ffn.experts.routed_experts.w2_weight", "w2_scale": "ffn.experts.routed_experts.w2_weight_scale",
+    "shared_w13": "ffn.shared_experts.gate_up_proj.weight",
+    "shared_w13_scale": "ffn.shared_experts.gate_up_proj.weight_scale",
+    "shared_w2": "ffn.shared_experts.down_proj.weight",
+    "shared_w2_scale": "ffn.shared_experts.down_proj.weight_scale",
+}  # fmt: skip
+
+
+def layers(*made: Any) -> list[tuple[Any, MonoDecodeLayer]]:
+    """Decoder layers of one model, with their mono decode."""
+    config = with_drafts(deployment())
+    pairs = [(served(layer), MonoDecodeLayer.create(layer, config)) for layer in made]
+    assert all(mono is not None for _, mono in pairs)
+    return pairs  # type: ignore[return-value]
+
+
+def test_ffn_only_layers_get_ours_and_whole_layers_the_bases(opened: list[Any]) -> None:  # noqa: F811
+    (whole, whole_mono), (part, part_mono) = layers(decoder_layer(20), decoder_layer(21, **FFN_ONLY))
+    step = metadata(whole) | metadata(part)
+    assert run(whole, whole_mono, step) == ("whole",) and run(part, part_mono, step) == ("ffn",)
+    base, ours = opened
+    assert [what for what, *_ in base.calls] == ["whole"] and [what for what, *_ in ours.calls] == ["ffn"]
+    assert ours.layers == (part_mono.plan.name,) and base.widths == ours.widths == [6]
+
+
+def test_without_whole_layers_the_bases_kernels_are_not_opened(opened: list[Any]) -> None:  # noqa: F811
+    ((part, mono),) = layers(decoder_layer(21, **FFN_ONLY))
+    assert run(part, mono, metadata(part)) == ("ffn",)
+    assert len(opened) == 1 and opened[0].layers
+    with pytest.raises(RuntimeError, match="a whole layer was asked for"):
+        mono.decode.kernels.forward(None)
+
+
+def test_without_ffn_only_layers_ours_is_not_opened(opened: list[Any]) -> None:  # noqa: F811
+    layer, mono = whole_layer()
+    run(layer, mono, metadata(layer))
+    assert len(opened) == 1 and not isinstance(mono.decode.kernels, FfnKernels)
+
+
+def test_cdna3_keeps_the_bases_launch(gpu: Any, opened: list[Any]) -> None:  # noqa: F811
+    gpu(cdna=3)
+    ((part, mono),) = layers(decoder_layer(21, **FFN_ONLY))
+    assert run(part, mono, metadata(part)) == ("ffn",)
+    assert len(opened) == 1 and not hasattr(opened[0], "layers")
+
+
+def test_the_layers_of_a_step_are_in_the_order_that_they_launch_in(opened: list[Any]) -> None:  # noqa: F811
+    pairs = layers(*(decoder_layer(i, **FFN_ONLY) for i in (3, 7, 39)))
+    run(*pairs[0], {name: one for layer, _ in pairs for name, one in metadata(layer).items()})
+    assert opened[0].layers == tuple(mono.plan.name for _, mono in pairs)
+
+
+class Loose(ffn_launch.FfnWeights):
+    """Weights that are not looked at."""
+
+    def check(self, *given: Any) -> None:
+        checked.append(given)
+
+
+checked: list[Any] = []
+
+
+def test_each_weight_is_taken_from_its_place_and_checked(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    checked.clear()
+    monkeypatch.setattr(ffn_launch, "FfnWeights", Loose)
+    mono = MonoDecodeLayer.create(layer := loaded(decoder_layer(21, **FFN_ONLY)), deployment())
+    assert mono is not None and layer is not None
+    mono.take_weights()
+    tags = {name: tensor.tag for name, tensor in mono.weights.tensors().items()}
+    assert tags == PLACES and mono.weights.layer == mono.plan.name
+    assert checked == [(4, 384, 6)]
+
+
+def test_codes_are_handed_on_as_bytes(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr(ffn_launch, "FfnWeights", Loose)
+    layer = loaded(decoder_layer(21, **FFN_ONLY))
+    layer.ffn.shared_experts.down_proj.weight_scale = torch.zeros(2, dtype=torch.uint8).view(
+        torch.float8_e8m0fnu
+    )
+    mono = MonoDecodeLayer.create(layer, deployment())
+    assert mono is not None
+    mono.take_weights()
+    codes = {name for name, tensor in mono.weights.tensors().items() if tensor.dtype == torch.uint8}
+    assert "shared_w2_scale" in codes and mono.weights.mix_scale.dtype == torch.float32
+
+
+def test_missing_and_misshapen_weights_are_named_before_the_kernels_are_opened(gpu: Any) -> None:  # noqa: F811
+    layer = loaded(decoder_layer(21, **FFN_ONLY))
+    mono = MonoDecodeLayer.create(layer, deployment())
+    assert mono is not None
+    with pytest.raises(ValueError, match=r"FFN launch of layers\.21\.window: .*w13 has shape \(1,\)"):
+        mono.take_weights()
+    del layer.hc_ffn_fn, layer.ffn_norm.weight
+    with pytest.raises(AttributeError, match=r"no tensor at hc_ffn_fn, ffn_norm\.weight"):
+        mono.take_weights()
+
+
+def test_every_weight_of_the_kernel_has_a_place() -> None:
+    assert set(mono_decode_weights.FFN_NAMES.values()) == set(ffn_launch.expected(FfnGeometry(1, 4)))
+
+
+def test_ours_is_opened_for_this_rank_and_its_failures_are_looked_for(
+    gpu: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import vllm.distributed
+    from vllm.models.common.amd.persistent import peers
+
+    monkeypatch.setattr(fail_stop, "_checks", [])
+    monkeypatch.setattr(vllm.distributed, "get_tp_group", lambda: SimpleNamespace(cpu_group="the TP group"))
+    group = peers.Group(1, 4, list)
+    monkeypatch.setattr(
+        peers.Group, "of", classmethod(lambda cls, given: group if given == "the TP group" else None)
+    )
+    build = mono_decode.KernelBuild(4, mono_decode.TARGET_ROUTING, 128)
+    launch = mono_decode._open_ffn(build, ("layers.21",))
+    place = launch.deployment
+    assert (place.group, place.arch, place.experts, place.picks) == (group, "gfx950", 384, 6)
+    assert place.layers == ("layers.21",) and place.device == torch.device("cuda", 0)
+    assert fail_stop._checks == [launch.fail_stop.check]
