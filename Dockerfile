@@ -55,6 +55,16 @@ RUN set -eu; set --; for path in ${ALLOW_DRIFT}; do set -- "$@" --allow-drift "$
     rocm-overlay lay --installed --base-reference "${BASE_REFERENCE}" --base-digest "${BASE_DIGEST}" "$@"; \
     rocm-overlay verify
 
+# Compiled ahead of time, a server's start compiles none of our kernels, whoever runs it and wherever its
+# caches are; without, the first start compiles those that it uses. It takes minutes, so it is asked for.
+ARG COMPILE_KERNELS=no
+ENV VLLM_MONO_KERNELS_SHIPPED=/opt/vllm-openai-rocm/kernels
+RUN set -eu; mkdir -p "$VLLM_MONO_KERNELS_SHIPPED"; \
+    if [ "${COMPILE_KERNELS}" = yes ]; then \
+      rocm-overlay kernels --out "$VLLM_MONO_KERNELS_SHIPPED"; \
+      chmod -R a+rX "$VLLM_MONO_KERNELS_SHIPPED"; \
+    fi
+
 ARG VERSION
 ARG VLLM_VERSION
 ARG OVERLAY_HASH

@@ -19,9 +19,9 @@ setup: ## the virtual environment, the pinned base and the laid tree
 	@ci/setup.sh test
 	@$(TOOL) tree
 
-image: setup-image ## build vllm-openai-rocm (ARCH=gfx950 or gfx942; BASE, TAG, ENGINE, ALLOW_DRIFT)
+image: setup-image ## build vllm-openai-rocm (ARCH=gfx950 or gfx942; BASE, TAG, ENGINE, ALLOW_DRIFT, KERNELS=1)
 	@$(TOOL) image --arch $(ARCH) $(if $(BASE),--base "$(BASE)") $(if $(TAG),--tag "$(TAG)") \
-	  $(if $(ENGINE),--engine "$(ENGINE)") $(foreach path,$(ALLOW_DRIFT),--allow-drift "$(path)")
+	  $(if $(ENGINE),--engine "$(ENGINE)") $(foreach path,$(ALLOW_DRIFT),--allow-drift "$(path)") $(if $(KERNELS),--compile-kernels)
 
 test: setup ## the tests, under 30 minutes on two cores
 	@$(PYTEST) -n 2 --dist loadgroup -m "not full"

@@ -37,6 +37,9 @@ def register(subparsers: Subparsers) -> None:
         help="accept that this file of the base differs from the lock; repeatable, recorded in the image",
     )
     image.add_argument(
+        "--compile-kernels", action="store_true", help="compile the mono kernels into it, which takes minutes"
+    )
+    image.add_argument(
         "--no-stand-in", action="store_true", help="fail where the pinned image cannot be pulled"
     )
     image.set_defaults(run=_image)
@@ -91,6 +94,7 @@ def _image(arguments: argparse.Namespace) -> int:
         base,
         [arguments.tag] if arguments.tag else tags,
         allow_drift=arguments.allow_drift,
+        compile_kernels=arguments.compile_kernels,
         started=started,
     )
     print(built.table())

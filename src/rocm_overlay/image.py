@@ -195,6 +195,7 @@ def build_image(
     tags: Sequence[str],
     *,
     allow_drift: Sequence[str] = (),
+    compile_kernels: bool = False,
     started: float | None = None,
 ) -> Built:
     """Build the image over ``base`` with the project's Dockerfile.
@@ -205,6 +206,7 @@ def build_image(
         base: what to build over.
         tags: the image's names.
         allow_drift: files of the base whose difference from the lock is accepted.
+        compile_kernels: whether the mono kernels are compiled into the image.
         started: when the work on the image began (``time.monotonic``), for the wall time.
 
     Raises:
@@ -237,6 +239,7 @@ def build_image(
                 "OVERLAY_HASH": stamp["overlay_hash"],
                 "SERIES_HASH": stamp["series_hash"],
                 "ALLOW_DRIFT": " ".join(allow_drift),
+                "COMPILE_KERNELS": "yes" if compile_kernels else "no",
             },
         )
     )

@@ -224,6 +224,16 @@ def test_a_drift_path_that_the_dockerfile_would_not_get_is_refused(path):
         image.check_drift_paths(["vllm/fine.py", path])
 
 
+@pytest.mark.parametrize(("asked", "told"), [(True, "yes"), (False, "no")])
+def test_kernels_are_compiled_into_the_image_where_that_is_asked_for(project, asked, told):
+    shell = FakeShell(built_over())
+    base = image.Base("base:1", "base:1", "", Docker(shell))
+    image.build_image(project, STAMP, base, ["ours"], compile_kernels=asked)
+    assert any(f"--build-arg COMPILE_KERNELS={told} " in line for line in shell.commands)
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert "ARG COMPILE_KERNELS=no" in dockerfile and "rocm-overlay kernels --out" in dockerfile
+
+
 def test_an_image_that_loses_its_name_is_not_removed_and_the_user_is_told_how(project, capsys):
     shell = FakeShell(built_over())
     image.build_image(project, STAMP, image.Base("base:1", "base:1", "", Docker(shell)), ["ours"])
@@ -239,6 +249,7 @@ def test_an_image_that_loses_its_name_is_not_removed_and_the_user_is_told_how(pr
     [
         ("image", [], "image --arch gfx950"),
         ("image", ["ALLOW_DRIFT=a.py b.py"], "image --arch gfx950 --allow-drift a.py --allow-drift b.py"),
+        ("image", ["KERNELS=1"], "image --arch gfx950 --compile-kernels"),
         ("mirror-base", ["TO=x/y:1"], "mirror-base --to x/y:1"),
         ("mirror-base", ["TO=x/y:1", "ARCH=gfx942"], "mirror-base --to x/y:1 --arch gfx942"),
         ("pin-digest", [], "pin-digest"),
