@@ -20,6 +20,8 @@ from tests.unit.test_mono_decode_startup import (
 )
 from tests.unit.test_specialized_decode_tree import EAGER, FULL, PIECEWISE, deployment, in_step
 
+from vllm.models.common.specialized_decode import decode as decode_module  # isort: skip
+from vllm.models.common.specialized_decode.replay import draft_replayed  # isort: skip
 from vllm.models.deepseek_v41.amd import mono_decode  # isort: skip
 from vllm.models.deepseek_v41.amd.mono_decode import MAX_ROWS, MAX_ROWS_GFX942, RECORD, MonoDecodeLayer  # isort: skip
 from vllm.models.deepseek_v41.amd.rocm import DeepseekV41RocmMxfp4Indexer  # isort: skip
@@ -577,3 +579,25 @@ def test_weights_that_the_kernels_cannot_read_are_all_named(
     ):
         run(layers[0], monos[0], step)
     assert not opened
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_draft_of_which_no_layer_runs_a_launch_counts_no_step(opened: list[Recorder], strict: bool) -> None:
+    """An MXFP8 KV cache on CDNA4: the target takes the FFN launch, and the draft's routing has none. Such a
+    draft is served, so strict mode serves it too."""
+    config = with_drafts(deployment())
+    config.kernel_config.specialized_decode_strict = strict
+    target, draft = decoder_layer(kv_mxfp8=True), draft_layer(kv_mxfp8=True)
+    mono = created(target, config)
+    assert mono.ffn_only and MonoDecodeLayer.create(draft, config) is None
+    target_decode, draft_decode = (decode_module.current(role) for role in ("target", "draft"))
+    for decode in (target_decode, draft_decode):
+        decode.settle()
+    with in_step(metadata(draft, DRAFT_WIDTH)):
+        assert draft_decode.decision(ROWS).part is None
+    draft_replayed(ROWS, ROWS)
+    assert draft_decode.counters.values() == {("taken_steps", ""): 0, ("taken_rows", ""): 0}
+    # The target does run one: a replay of a graph without it is what strict mode is for.
+    if strict:
+        with pytest.raises(RuntimeError, match="captured on vLLM's path"):
+            target_decode.replayed(ROWS, ROWS)
