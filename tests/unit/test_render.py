@@ -64,6 +64,8 @@ WRITTEN_OUT_GFX950: dict[str, object] = {
     "enable-prefix-caching": None,
     "no-swa-bounded-replay": None,
 }
+# Beside the published keys of every benchmark: it changes no kernel, and stops a run whose steps fall back.
+STRICT: dict[str, object] = {"kernel-config": {"specialized_decode_strict": True}}
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def test_the_gfx950_benchmark_is_the_published_server_key_by_key() -> None:
     env, model, flags = read_line(build_command(load(RECIPES, "bench-gfx950-32k")).line())
     published_env, published_model, published = read_line(GFX950_SERVER)
     assert (env, model) == (published_env, published_model)
-    assert flags == published | WRITTEN_OUT_GFX950
+    assert flags == published | WRITTEN_OUT_GFX950 | STRICT
 
 
 def test_mi355x_tp4_is_the_published_server_with_real_verification(mi355x: Recipe) -> None:
@@ -117,7 +119,14 @@ def test_the_gfx942_benchmark_differs_from_the_published_server_only_where_it_sa
             "enable_adaptive_verification": False,
         },
     }
-    assert flags == published | written_out
+    assert flags == published | written_out | STRICT
+
+
+@pytest.mark.parametrize("recipe", load_all(RECIPES), ids=lambda recipe: recipe.name)
+def test_benchmarks_and_no_others_stop_at_a_silent_fallback(recipe: Recipe) -> None:
+    _, _, flags = read_line(build_command(recipe).line())
+    strict = flags.get("kernel-config") == STRICT["kernel-config"] and "monokernel" in flags
+    assert strict is recipe.name.startswith("bench-")
 
 
 def test_the_agentx_lane_keeps_its_contract() -> None:
