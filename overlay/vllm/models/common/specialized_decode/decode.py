@@ -14,7 +14,7 @@ import enum
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
@@ -72,11 +72,21 @@ class Step:
 
 @dataclass(frozen=True)
 class Decision:
-    """What one step runs: a step for each launch that takes it, None for each that does not."""
+    """What one step runs: a step for each launch that takes it, None for each that does not.
+
+    Args:
+        rows: tokens of the step, padding included.
+        whole: the whole-layer launch's step.
+        part: the step of the launch that runs part of a layer.
+        records: whether a FULL graph keeps what the step runs.
+        odd: why single layers of the step were declined, each reason once.
+    """
 
     rows: int
     whole: Step | None
     part: Step | None
+    records: bool = False
+    odd: set[str] = field(default_factory=set)
 
 
 NO_STEP = Decision(0, None, None)
@@ -201,13 +211,21 @@ class SpecializedDecode(ABC, Generic[Kernels]):
         return self.decision(rows).part
 
     def decline(self, why: Decline) -> None:
-        """Put one layer of a taken step on vLLM's path, which is None to its caller.
+        """Put one layer of a taken step on vLLM's path, which is None to its caller. However many layers of
+        the step are declined for a reason, it counts once; a step that a graph records counts at its replays.
 
         Raises:
-            RuntimeError: in strict mode, when the layer should have been taken.
+            RuntimeError: in strict mode, when the layer should have been taken, or a graph would keep it on
+                vLLM's path.
         """
-        self.counters.declined(why.reason)
-        self._reject_if_strict(why)
+        decision = get_forward_context().additional_kwargs[self._key]
+        if why.reason not in decision.odd:
+            decision.odd.add(why.reason)
+            if decision.records:
+                self.counters.declined_in_graph(decision.rows, why.reason)
+            else:
+                self.counters.declined(why.reason)
+        self._reject_if_strict(replace(why, expected=False) if decision.records else why)
 
     def replayed(self, width: int, rows: int) -> None:
         """Count the replay of a FULL graph, which runs none of the model's Python, before it is launched.
@@ -261,7 +279,8 @@ class SpecializedDecode(ABC, Generic[Kernels]):
             self.counters.taken(rows)
         metadata: Any = context.attn_metadata
         step = Step(rows, metadata)
-        return Decision(rows, *(step if launch in taken else None for launch in (Launch.WHOLE, Launch.PART)))
+        whole, part = (step if launch in taken else None for launch in (Launch.WHOLE, Launch.PART))
+        return Decision(rows, whole, part, records)
 
     def _declines(self, context: ForwardContext, rows: int) -> dict[Launch, Decline | None]:
         why = self._outside(context, rows)

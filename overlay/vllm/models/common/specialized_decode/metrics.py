@@ -66,12 +66,18 @@ class StepCounters:
         self.taken_rows += rows
 
     def declined(self, reason: str) -> None:
-        """Count a step, or one layer of a taken step, that vLLM's path runs."""
+        """Count a step of which vLLM's path runs all layers, or some."""
         self.declines[reason] += 1
 
     def recorded(self, width: int, taken: bool, declines: Sequence[str]) -> None:
         """Note what a FULL graph records for its replays; that is no step."""
         self.graphs[width] = Graph(taken, tuple(declines))
+
+    def declined_in_graph(self, width: int, reason: str) -> None:
+        """Note that vLLM's path runs some layers of a graph that the kernels are in."""
+        graph = self.graphs[width]
+        if reason not in graph.declines:
+            self.graphs[width] = Graph(graph.taken, (*graph.declines, reason))
 
     def replayed(self, width: int, rows: int) -> bool:
         """Count a replay of the FULL graph of ``width`` rows.
