@@ -224,6 +224,13 @@ def test_a_copy_of_a_settled_configuration_does_not_contradict_itself(
         assert replace(config, specialized_decode="auto").specialized_decode == "auto"
 
 
+@pytest.mark.parametrize("options", CHOICES, ids=str)
+def test_a_copy_without_the_kernels_drops_both_fields(options: dict[str, Any]) -> None:
+    config = flags.settle_options(KernelConfig(**options))
+    copy = dataclasses.replace(config, specialized_decode=None, monokernel=None)
+    assert copy.specialized_decode is None and not copy.monokernel
+
+
 def test_to_abstain_is_not_to_compile_otherwise() -> None:
     hashes = {KernelConfig(**options).compute_hash() for options in ({}, {"monokernel": False})}
     hashes.add(flags.settle_options(KernelConfig(), (None, None)).compute_hash())
@@ -247,6 +254,20 @@ def test_the_choice_takes_part_in_the_hash(options: dict[str, Any]) -> None:
 
 def test_strict_mode_compiles_nothing_else() -> None:
     assert KernelConfig(specialized_decode_strict=True).compute_hash() == KernelConfig().compute_hash()
+
+
+STRICT = json('{"specialized_decode_strict": true}')
+
+
+def test_strict_mode_without_kernels_is_refused(chosen: Any) -> None:
+    with pytest.raises(ValueError, match=r"^specialized_decode_strict .* wanted --specialized-decode or"):
+        chosen(STRICT)
+
+
+def test_strict_mode_lets_vllm_s_path_be_chosen(chosen: Any) -> None:
+    """So that a benchmark can be repeated without the kernels by one option."""
+    config = chosen([*STRICT, "--no-monokernel"])
+    assert config.specialized_decode_strict and not config.monokernel
 
 
 def test_strict_mode_is_set_through_the_kernel_config(chosen: Any) -> None:

@@ -28,6 +28,7 @@ class Options(Protocol):
     # Not their own types: a field that takes fewer values is no such attribute to a type checker.
     specialized_decode: Any
     monokernel: Any
+    specialized_decode_strict: Any
 
 
 Config = TypeVar("Config", bound=Options)
@@ -64,9 +65,15 @@ def require_kernels(config: Options, architectures: Collection[str], on_rocm: bo
         on_rocm: whether vLLM runs on ROCm.
 
     Raises:
-        ValueError: with every reason.
+        ValueError: with every reason; or strict mode was asked for, and kernels neither chosen nor declined.
     """
     if config.specialized_decode is None:
+        if config.specialized_decode_strict and config.monokernel is None:
+            raise ValueError(
+                "specialized_decode_strict in --kernel-config: true without kernels whose steps it is about, "
+                "wanted --specialized-decode or --monokernel beside it. Give one, drop the key, or say "
+                "with --no-monokernel that vLLM's path is meant."
+            )
         return
     reasons = []
     if not ARCHITECTURES.intersection(architectures):
