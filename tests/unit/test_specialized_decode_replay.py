@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from tests.unit.test_specialized_decode_tree import EAGER, FULL, PIECEWISE
 
 import torch  # isort: skip
-from vllm.models.common.specialized_decode import decode as decode_module  # isort: skip
+from vllm.models.common.specialized_decode import decode as decode_module, replay  # isort: skip
 from vllm.models.common.specialized_decode.replay import counting, draft_replayed  # isort: skip
 from vllm.models.deepseek_v41.amd.vl_model import DeepseekV41ForCausalLM  # isort: skip
 from vllm.models.deepseek_v41.nvidia.model_state import DeepseekV41ModelState  # isort: skip
@@ -38,10 +39,14 @@ class Decode:
 def decodes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Decode]:
     current = {"target": Decode(), "draft": Decode()}
     monkeypatch.setattr(decode_module, "_current", current)
+    monkeypatch.setattr(replay, "_preparing", threading.local())
     return current
 
 
 class State:
+    def __init__(self) -> None:
+        pass
+
     def prepare_attn(self, *arguments: Any, **options: Any) -> Any:
         return arguments, options
 
@@ -50,7 +55,9 @@ BATCH = SimpleNamespace(num_tokens=5, num_tokens_after_padding=6)
 
 
 def prepared(mode: Any, **options: Any) -> None:
-    state = object.__new__(counting(State))
+    state = counting(State)()
+    for decode in decode_module._current.values():
+        decode.asked.clear()
     assert state.prepare_attn(BATCH, mode, "tables", **options) == (
         (BATCH, mode, "tables"),
         {"for_capture": False} | options,
@@ -105,9 +112,32 @@ def test_the_model_s_state_counts_the_target_s_replays(
 ) -> None:
     state = DeepseekV41ForCausalLM.get_model_state_cls()
     assert issubclass(state, DeepseekV41ModelState)
+    monkeypatch.setattr(DeepseekV41ModelState, "__init__", lambda *arguments, **options: None)
     monkeypatch.setattr(DeepseekV41ModelState, "prepare_attn", lambda *arguments, **options: {})
-    object.__new__(state).prepare_attn(BATCH, FULL)
-    assert decodes["target"].asked == [(6, 5)]
+    state().prepare_attn(BATCH, FULL)
+    assert decodes["target"].asked == ["settle", (6, 5)]
+
+
+def test_two_models_of_a_process_count_their_own_replays(decodes: dict[str, Decode]) -> None:
+    first, models = counting(State)(), [dict(decodes)]
+    decodes.update(target=Decode(), draft=Decode())
+    second = counting(State)()
+    models.append(dict(decodes))
+    for state in (second, first):
+        state.prepare_attn(BATCH, FULL)
+        draft_replayed(4, 3)
+    for model in models:
+        assert [model[role].asked for role in ("target", "draft")] == [["settle", (6, 5)], ["settle", (4, 3)]]
+
+
+def test_a_model_without_kernels_beside_one_with_them_counts_nothing(decodes: dict[str, Decode]) -> None:
+    counting(State)()
+    mine = dict(decodes)
+    decodes.clear()
+    other = counting(State)()
+    other.prepare_attn(BATCH, FULL)
+    draft_replayed(4, 3)
+    assert [decode.asked for decode in mine.values()] == [["settle"], ["settle"]]
 
 
 class Passive:
@@ -125,6 +155,7 @@ def test_the_speculator_counts_a_replayed_draft(
 ) -> None:
     """Three requests of five drafts in a graph of four: vLLM's own ``propose``, its GPU work left out."""
     launched: list[Any] = []
+    prepared(EAGER)
     width = SimpleNamespace(cg_mode=mode, num_reqs=4, num_tokens=20)
     monkeypatch.setattr(dflash, "prepare_dflash_inputs", lambda *arguments: None)
     monkeypatch.setattr(dflash, "build_slot_mappings_by_layer", lambda *arguments: {})

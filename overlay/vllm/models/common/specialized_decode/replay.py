@@ -8,10 +8,13 @@ replay can be counted, or rejected in strict mode, without a kernel in the graph
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from vllm.config import CUDAGraphMode
 from vllm.models.common.specialized_decode.decode import DRAFT, TARGET, current
+
+_preparing = threading.local()
 
 
 def counting(state: type[Any]) -> type[Any]:
@@ -21,8 +24,10 @@ def counting(state: type[Any]) -> type[Any]:
     class CountingModelState(state):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            for role in (TARGET, DRAFT):
-                if (decode := current(role)) is not None:
+            # A process may load another model later, which would then be the role's current one.
+            self.decodes = {role: current(role) for role in (TARGET, DRAFT)}
+            for decode in self.decodes.values():
+                if decode is not None:
                     decode.settle()
 
         def prepare_attn(
@@ -33,10 +38,11 @@ def counting(state: type[Any]) -> type[Any]:
             for_capture: bool = False,
             **options: Any,
         ) -> dict[str, Any]:
+            _preparing.draft = self.decodes[DRAFT]
             if (
                 cudagraph_mode is CUDAGraphMode.FULL
                 and not for_capture
-                and (decode := current(TARGET)) is not None
+                and (decode := self.decodes[TARGET]) is not None
             ):
                 decode.replayed(input_batch.num_tokens_after_padding, input_batch.num_tokens)
             prepared: dict[str, Any] = super().prepare_attn(
@@ -48,6 +54,9 @@ def counting(state: type[Any]) -> type[Any]:
 
 
 def draft_replayed(width: int, rows: int) -> None:
-    """Count a replay of the draft's FULL graph of ``width`` rows, for a step of ``rows``."""
-    if (decode := current(DRAFT)) is not None:
+    """Count a replay of the draft's FULL graph of ``width`` rows, for a step of ``rows``.
+
+    The draft is that of the target whose step this thread prepared last: the speculator, which knows no
+    decode, drafts behind it."""
+    if (decode := getattr(_preparing, "draft", None)) is not None:
         decode.replayed(width, rows)
