@@ -165,6 +165,13 @@ REFUSALS = {
     "eplb": ({"parallel": {"enable_eplb": True}}, "expert load balancing is on"),
     "dcp": ({"parallel": {"decode_context_parallel_size": 2}}, "decode context parallelism is on"),
     "pcp": ({"parallel": {"prefill_context_parallel_size": 2}}, "prefill context parallelism is on"),
+    "non-causal-target": (
+        {"attention": {"use_non_causal": True}},
+        "non-causal attention is on, and the target's kernels run causal windows",
+    ),
+    "nvtx": ({"observability": {"enable_layerwise_nvtx_tracing": True}}, "layerwise NVTX tracing is on"),
+    "cumem": ({"model": {"enable_cumem_allocator": True}}, "cumem allocator is on"),
+    "no-window": ({"model": {"disable_sliding_window": True}}, "disabled sliding window is on"),
     "lora": ({"config": {"lora_config": object()}}, "lora_config is set"),
     "kv-transfer": ({"config": {"kv_transfer_config": object()}}, "kv_transfer_config is set"),
     "a4w4": ({"a4w4": True}, "VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4 is set"),
@@ -189,7 +196,8 @@ def refused(gpu: Any, monkeypatch: pytest.MonkeyPatch, *cases: dict[str, Any]) -
     config = deployment(faults.get("tp", 4))
     owners = {
         "parallel": config.parallel_config, "model": config.model_config, "config": config,
-        "compilation": config.compilation_config,
+        "compilation": config.compilation_config, "attention": config.attention_config,
+        "observability": config.observability_config,
     }  # fmt: skip
     for owner, target in owners.items():
         for name, value in faults.get(owner, {}).items():
@@ -218,6 +226,7 @@ def test_all_reasons_refuse_at_once(gpu: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 ALONGSIDE = {
+    "non-causal attention",
     "prompt embeddings", "speculative_config", "watermark_config", "reasoning_config", "ec_transfer_config",
     "pipeline parallelism", "prefix caching", "engram_config", "kv_events_config", "weight_transfer_config",
     "torch.compile",
@@ -298,6 +307,8 @@ LAYERS: dict[str, tuple[dict[str, Any], Launch | None, str]] = {
     "kv-dtype": ({"kv_cache_dtype": "auto"}, PART, "auto KV cache"),
     "mxfp8-kv": ({"kv_mxfp8": True}, PART, "an MXFP8 KV cache"),
     "sequence-parallel": ({"layer_use_sequence_parallel": True}, None, "sequence parallelism"),
+    "no-routed-experts": ({"moe_experts": Node()}, None, "no routed experts"),
+    "no-experts": ({"moe_experts": None}, None, "no routed experts"),
     "no-shared-expert": ({"moe_shared_experts": None}, None, "no shared expert"),
     "hash-routing": ({"moe_gate": Node(tid2eid=object())}, None, "routing by token id"),
     "experts": ({"moe_n_routed_experts": 256}, None, "routing (256, 6, 'sqrtsoftplus', 1.5)"),
@@ -321,6 +332,32 @@ def test_what_the_kernels_run_of_a_layer(gpu: Any, name: str, cdna: int) -> None
     (decode,) = decode_module._current.values()
     (plan,) = decode.plans
     assert plan.launch is launch and why in plan.why and bool(plan.why) is bool(why)
+
+
+@pytest.mark.parametrize("cdna", [3, 4])
+def test_a_draft_attends_non_causally(gpu: Any, cdna: int) -> None:
+    gpu(cdna=cdna)
+    config = with_drafts(deployment())
+    config.attention_config.use_non_causal = True
+    assert launch_of(draft_layer(), config) is (Launch.PART if cdna == 3 else Launch.WHOLE)
+
+
+@pytest.mark.parametrize("cdna", [3, 4])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_first_layer_of_a_later_pipeline_stage_keeps_vllm_s_attention(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, stage: int, cdna: int
+) -> None:
+    """Two stages of 20 layers; the second starts at layer 20, from a tensor of all streams."""
+    import vllm.distributed as distributed
+
+    monkeypatch.setattr(distributed, "get_pp_group", lambda: SimpleNamespace(rank_in_group=stage))
+    gpu(cdna=cdna)
+    config = with_drafts(deployment())
+    config.parallel_config.pipeline_parallel_size = 2
+    first, second = (launch_of(decoder_layer(20 * stage + i), config) for i in (0, 1))
+    assert (first, second) == (Launch.PART if stage else Launch.WHOLE, Launch.WHOLE)
+    whys = [plan.why for plan in decode_module._current["target"].plans]
+    assert whys == ["the first layer of a later pipeline stage" if stage else "", ""]
 
 
 def test_an_indexer_of_the_other_generation_keeps_vllm_s_attention(gpu: Any) -> None:

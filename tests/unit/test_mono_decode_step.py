@@ -337,7 +337,7 @@ WHOLE_DECLINES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no-compressed": ({}, {"step": {"layers.21.window": window()}}, "metadata missing"),
     "stage-input": (
         {}, {"x": torch.zeros(ROWS, STREAMS, HIDDEN, dtype=torch.bfloat16), "residual": None},
-        "first layer of a pipeline stage",
+        "inputs of another shape",
     ),
     "strided": (
         {}, {"residual": torch.zeros(STREAMS, ROWS, HIDDEN).bfloat16().transpose(0, 1)},
@@ -421,11 +421,18 @@ def test_every_mix_must_be_there_for_a_residual(opened: list[Recorder], name: st
     assert mono.decode.counters.declines == {"inputs not contiguous": 1}
 
 
+@pytest.mark.parametrize("name", ["post_mix", "res_mix", "pre_mix"])
+def test_the_ffn_launch_needs_every_mix(opened: list[Recorder], name: str) -> None:
+    layer, mono = ffn_layer()
+    assert run(layer, mono, metadata(layer), **{name: None}) is None
+    assert mono.decode.counters.declines == {"inputs not contiguous": 1}
+
+
 def test_a_draft_does_not_start_from_an_embedding_of_one_stream(opened: list[Recorder]) -> None:
     layer = draft_layer()
     mono = created(layer)
     assert run(layer, mono, metadata(layer, DRAFT_WIDTH), **NOTHING_OWED) is None
-    assert mono.decode.counters.declines == {"first layer of a pipeline stage": 1}
+    assert mono.decode.counters.declines == {"inputs of another shape": 1}
 
 
 def test_the_first_layer_s_embedding_must_be_contiguous(opened: list[Recorder]) -> None:
@@ -598,8 +605,8 @@ def test_strict_mode_rejects_a_fallback_of_one_layer(opened: list[Recorder]) -> 
     assert run(layer, mono, metadata(layer, num_prefills=1)) is None
 
 
-# Of the steps on vLLM's path, those that belong there: prefills, other graphs, no metadata, a stage's input.
-EXPECTED = {"piecewise", "prefill", "no-decodes", "rows", "dummy", "profile", "microbatches", "stage-input"}
+# Of the steps on vLLM's path, those that belong there: prefills, other graphs, no metadata.
+EXPECTED = {"piecewise", "prefill", "no-decodes", "rows", "dummy", "profile", "microbatches"}
 
 
 @pytest.mark.parametrize("name", [*GENERAL_DECLINES, *WHOLE_DECLINES])

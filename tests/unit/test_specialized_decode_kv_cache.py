@@ -71,6 +71,20 @@ def test_a_cache_of_another_form_is_an_error_with_the_layer_s_name(kv: torch.Ten
     assert fault in str(error.value)
 
 
+@pytest.mark.parametrize("kv", [None, []], ids=["none", "list"])
+@pytest.mark.parametrize("bound_before", [True, False])
+def test_a_cache_that_is_not_bound_is_an_error_with_the_layer_s_name(kv: object, bound_before: bool) -> None:
+    """Also after a cache that vLLM freed, whose reference is None as well."""
+    records = RecordCache("model.layers.7.attn", "sliding-window cache", RECORD)
+    if bound_before:
+        records.view(cache(), BLOCK)
+        gc.collect()
+    with pytest.raises(
+        ValueError, match=r"model\.layers\.7\.attn: .* cache: a (NoneType|list), wanted a tensor"
+    ):
+        records.view(kv, BLOCK)  # type: ignore[arg-type]
+
+
 def test_every_fault_is_named_at_once() -> None:
     kv = torch.zeros(BLOCKS, BLOCK, 100, dtype=torch.bfloat16)
     faults = cache_faults(kv, BLOCK, RECORD)

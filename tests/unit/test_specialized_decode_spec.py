@@ -28,6 +28,7 @@ def config(**changes: Any) -> VllmConfig:
     made = deployment(tensor_parallel_size=1)
     made.model_config = SimpleNamespace(
         architectures=["ToyForCausalLM"], dtype=torch.float32, enable_sleep_mode=False,
+        disable_sliding_window=False, enable_cumem_allocator=False,
         enable_prompt_embeds=False, hf_config=SimpleNamespace(bias=0.5),
     )  # fmt: skip
     for path, value in changes.items():
@@ -140,6 +141,27 @@ def test_a_check_that_cannot_be_made_is_a_reason() -> None:
         "cannot check the experts",
     ]
     assert all("gone" in line for line in (found[1], found[3]))
+
+
+def test_no_configuration_is_a_reason_and_no_crash() -> None:
+    found = SPEC.refuse(None)  # type: ignore[arg-type]
+    assert "cannot check the activation dtype" in found[1]
+    assert any(line.startswith("the optional configurations cannot be read") for line in found)
+
+
+def test_batch_invariance_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    (found,) = SPEC.refuse(config())
+    assert found.startswith("batch invariance is on")
+
+
+def test_a_spec_s_rows_do_not_change() -> None:
+    rows = {4: 8}
+    spec = dataclasses.replace(SPEC, max_rows=rows)
+    rows[3] = 8
+    assert spec.max_rows == {4: 8}
+    with pytest.raises(TypeError):
+        spec.max_rows[3] = 8  # type: ignore[index]
 
 
 def test_a_spec_that_names_a_feature_runs_alongside_it() -> None:

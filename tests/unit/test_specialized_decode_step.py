@@ -30,6 +30,8 @@ def toy(strict: bool = False, **model: Any) -> toy_model.ToyModel:
         architectures=["ToyForCausalLM"],
         dtype=torch.float32,
         enable_sleep_mode=False,
+        disable_sliding_window=False,
+        enable_cumem_allocator=False,
         enable_prompt_embeds=False,
         hf_config=SimpleNamespace(**{"bias": 0.5, **model}),
     )
@@ -344,6 +346,22 @@ def test_the_table_says_which_layers_run_what_and_why() -> None:
         "  part of the layer  1       an odd scale",
         "  vLLM's path        2       an odd scale",
     ]
+
+
+def test_a_layer_added_after_the_launches_were_settled_is_an_error() -> None:
+    decode = toy().decode
+    decode.settle()
+    with pytest.raises(RuntimeError, match=r"layer toy\.layers\.7 was added after"):
+        toy_model.ToyLayer(7, decode_module.Launch.WHOLE, decode)
+    assert len(decode.plans) == 3
+
+
+def test_a_stage_without_layers_is_not_refused() -> None:
+    config = deployment(tensor_parallel_size=1)
+    decode = toy_model.ToyDecode(toy_model.SPEC, "target", config)
+    decode.settle()
+    decode.replayed(3, 3)
+    assert not decode.counters.declines
 
 
 def test_layer_numbers_are_ranges_in_whatever_order_the_layers_came() -> None:

@@ -179,7 +179,15 @@ class SpecializedDecode(ABC, Generic[Kernels]):
         Args:
             plan: what the kernels run of it.
             layer: the layer's side of that, None where the plan has no launch.
+
+        Raises:
+            RuntimeError: what the layers run was settled before.
         """
+        if self._launches is not None:
+            raise RuntimeError(
+                f"{self.spec.name} ({self.role}): layer {plan.name} was added after the launches were "
+                "settled. Wanted: every layer before the model's state and the first step."
+            )
         self.plans.append(plan)
         if layer is not None:
             self._layers.append(weakref.ref(layer))
@@ -196,7 +204,7 @@ class SpecializedDecode(ABC, Generic[Kernels]):
         if self._launches is not None:
             return
         launches = tuple(launch for launch in Launch if any(plan.launch is launch for plan in self.plans))
-        if not launches and self.role == TARGET:
+        if self.plans and not launches and self.role == TARGET:
             raise refusal(f"{self.option}: {self.spec.name}", layers_by_reason(self.plans))
         self._launches = launches
         if reports():

@@ -14,6 +14,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import vllm.envs as envs
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -23,7 +25,7 @@ NO_OFFLOAD = 0
 
 Switch = Callable[["VllmConfig"], Any]
 
-# Features that are a value inside a sub-configuration which is always there.
+# Features that are a value inside a sub-configuration which is always there, or an environment variable.
 SWITCHES: dict[str, Switch] = {
     "pipeline parallelism": lambda config: config.parallel_config.pipeline_parallel_size > 1,
     "data parallelism": lambda config: config.parallel_config.data_parallel_size > 1,
@@ -44,6 +46,11 @@ SWITCHES: dict[str, Switch] = {
         config.offload_config.uva.cpu_offload_gb > NO_OFFLOAD
         or config.offload_config.prefetch.offload_group_size > NO_OFFLOAD
     ),
+    "layerwise NVTX tracing": lambda config: config.observability_config.enable_layerwise_nvtx_tracing,
+    "batch invariance": lambda config: envs.VLLM_BATCH_INVARIANT,
+    "non-causal attention": lambda config: config.attention_config.use_non_causal,
+    "disabled sliding window": lambda config: config.model_config.disable_sliding_window,
+    "cumem allocator": lambda config: config.model_config.enable_cumem_allocator,
     "sleep mode": lambda config: config.model_config.enable_sleep_mode,
     "prompt embeddings": lambda config: config.model_config.enable_prompt_embeds,
     "routed-expert capture": lambda config: config.aux_output_config.enable_return_routed_experts,
@@ -65,9 +72,10 @@ def reported_features(config: VllmConfig) -> tuple[dict[str, str], tuple[str, ..
                 on[name] = "on"
         except Exception as error:  # whatever the probe hits is the finding
             unreadable.append(f"{name} cannot be read from the configuration: {error!r}")
-    for name in optional_configs(config):
-        if getattr(config, name) is not None:
-            on[name] = "set"
+    try:
+        on |= {name: "set" for name in optional_configs(config) if getattr(config, name) is not None}
+    except Exception as error:
+        unreadable.append(f"the optional configurations cannot be read: {error!r}")
     return on, tuple(unreadable)
 
 

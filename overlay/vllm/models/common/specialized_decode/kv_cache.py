@@ -25,6 +25,8 @@ def cache_faults(cache: torch.Tensor, block_size: int, record_bytes: int) -> lis
         block_size: records of a block.
         record_bytes: bytes of a record.
     """
+    if not isinstance(cache, torch.Tensor):
+        return [f"a {type(cache).__name__}, wanted a tensor: the cache is not allocated"]
     if cache.numel() == 0 or cache.dim() < 2:
         return [f"shape {tuple(cache.shape)}, wanted blocks of records: the cache is not allocated"]
     faults = []
@@ -68,7 +70,9 @@ class RecordCache:
         Raises:
             ValueError: the cache does not hold such records; names the layer and every fault.
         """
-        if self._checked is None or self._checked() is not cache or self._block_size != block_size:
+        # A freed cache is None to its reference, as is a cache that is not bound.
+        known = self._checked is not None and cache is not None and self._checked() is cache
+        if not known or self._block_size != block_size:
             self._check(cache, block_size)
         if self._as_is:
             return cache

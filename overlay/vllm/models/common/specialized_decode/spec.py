@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,6 +80,9 @@ class DecodeSpec:
     runs_alongside: frozenset[str]
     checks: tuple[Check, ...]
     device: Callable[[], Device]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_rows", MappingProxyType(dict(self.max_rows)))
 
     def refuse(self, vllm_config: VllmConfig) -> tuple[str, ...]:
         """Every reason for which this deployment cannot run the kernels; empty when it can."""

@@ -68,7 +68,7 @@ SWA_WIDTH = 128  # keys that a row of the target's causal window has at most
 # Dimensions of what a model hands its first layer: the embedding, or its broadcast to the streams.
 ENTRY_DIMS = {TARGET: 2, DRAFT: 3}
 
-STAGE_INPUT = Decline("first layer of a pipeline stage")
+STAGE_INPUT = Decline("inputs of another shape", expected=False)
 NOT_CONTIGUOUS = Decline("inputs not contiguous", expected=False)
 
 
@@ -364,9 +364,9 @@ class MonoDecodeLayer:
         if not (
             part.is_contiguous()
             and residual.is_contiguous()
-            and post_mix.is_contiguous()
-            and res_mix.is_contiguous()
-            and pre_mix.is_contiguous()
+            and (post_mix is not None and post_mix.is_contiguous())
+            and (res_mix is not None and res_mix.is_contiguous())
+            and (pre_mix is not None and pre_mix.is_contiguous())
         ):
             self.decode.decline(NOT_CONTIGUOUS)
             return None

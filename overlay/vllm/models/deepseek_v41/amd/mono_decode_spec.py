@@ -122,6 +122,8 @@ SPEC = DecodeSpec(
     graph_modes=frozenset({"NONE", "FULL"}),
     runs_alongside=frozenset(
         {
+            # A DSpark draft's attention, and no target's: ``layer_checks``.
+            "non-causal attention",
             # They choose, name or watch tokens, before or after the decoder layers.
             "prompt embeddings", "speculative_config", "watermark_config", "reasoning_config",
             "ec_transfer_config",
@@ -148,20 +150,25 @@ def layer_checks(layer: Any) -> tuple[Check, ...]:
     return (
         Check("the MoE backend", functools.partial(_moe_backend_reason, layer)),
         Check("the attention seam", functools.partial(_seam_reason, layer)),
+        Check("the target's attention", functools.partial(_causal_reason, layer)),
     )
 
 
 def _moe_backend_reason(layer: Any, _: VllmConfig) -> str | None:
     from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
 
-    experts = getattr(getattr(layer.ffn, "experts", None), "routed_experts", None)
+    experts = _routed_experts(layer)
     built = GENERATIONS.get(rocm_device().cdna_version or 0)
     if experts is None or built is None or built.reads_copies:
-        # No routed MoE, which the layer's plan says, or a GPU that is refused anyway; or the kernels read
-        # copies from before the backend's conversion.
+        # A layer that runs no launch, or a GPU that is refused, for that; or the kernels read copies from
+        # before the backend's conversion.
         return None
     seen, wanted = experts.quant_method.mxfp4_backend, Mxfp4MoeBackend.AITER_MXFP4_BF16
     return None if seen is wanted else f"MoE backend: {seen}, wanted {wanted.name} (--moe-backend aiter)"
+
+
+def _routed_experts(layer: Any) -> Any:
+    return getattr(getattr(layer.ffn, "experts", None), "routed_experts", None)
 
 
 def _seam_reason(layer: Any, _: VllmConfig) -> str | None:
@@ -172,6 +179,13 @@ def _seam_reason(layer: Any, _: VllmConfig) -> str | None:
         "attention seam: vLLM's own, which rounds otherwise than the kernels, wanted AITER's fused one "
         "(aiter.ops.mhc cannot be imported)"
     )
+
+
+def _causal_reason(layer: Any, config: VllmConfig) -> str | None:
+    target = layer.attn.layer_id < config.model_config.hf_config.num_hidden_layers
+    if target and config.attention_config.use_non_causal:
+        return "non-causal attention is on, and the target's kernels run causal windows: turn it off"
+    return None
 
 
 def generation() -> Generation:
@@ -198,7 +212,7 @@ def plan_layer(layer: Any, vllm_config: VllmConfig, role: str) -> tuple[LayerPla
         launch = None
     elif role == DRAFT and generation().draft_launch is Launch.PART:
         launch, why = Launch.PART, ["attention of the DSpark draft"]
-    elif why := _outside_whole_launch(attn, role):
+    elif why := _outside_whole_launch(attn, vllm_config, role):
         # The FFN launch of the draft's routing is built where it is the draft's only one.
         launch = None if role == DRAFT else Launch.PART
     return LayerPlan(attn.swa_cache_layer.prefix, attn.layer_id, launch, ", ".join(why)), routing
@@ -209,6 +223,7 @@ def _outside_every_launch(layer: Any, routing: Routing) -> list[str]:
     seen = (ffn.n_routed_experts, ffn.n_activated_experts, ffn.scoring_func, ffn.routed_scaling_factor)
     wanted = (routing.experts, routing.picks, "sqrtsoftplus", 1.5)
     reasons = {
+        "no routed experts": _routed_experts(layer) is None,
         "sequence parallelism": layer.use_sequence_parallel,
         "no shared expert": ffn.shared_experts is None,
         "routing by token id": ffn.gate.tid2eid is not None,
@@ -219,10 +234,24 @@ def _outside_every_launch(layer: Any, routing: Routing) -> list[str]:
     return [reason for reason, holds in reasons.items() if holds]
 
 
-def _outside_whole_launch(attn: Any, role: str) -> list[str]:
+def _enters_later_stage(attn: Any, vllm_config: VllmConfig) -> bool:
+    """Whether the layer takes what another pipeline stage hands over: one tensor of all streams, without the
+    mixes that K1 folds into it or the embedding that it starts from."""
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    if stages == 1:
+        return False
+    from vllm.distributed import get_pp_group
+    from vllm.distributed.utils import get_pp_indices
+
+    stage, layers = get_pp_group().rank_in_group, vllm_config.model_config.hf_config.num_hidden_layers
+    return stage > 0 and attn.layer_id == get_pp_indices(layers, stage, stages)[0]
+
+
+def _outside_whole_launch(attn: Any, vllm_config: VllmConfig, role: str) -> list[str]:
     module, name = generation().indexer
     indexer = getattr(importlib.import_module(module), name)
     reasons = {
+        "the first layer of a later pipeline stage": _enters_later_stage(attn, vllm_config),
         "a compressor without an indexer": attn.compressor is not None and attn.indexer is None,
         f"a {type(attn.indexer).__name__}": attn.indexer is not None
         and not isinstance(attn.indexer, indexer),
