@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Result sets: a JSON line for each finished run, appended and never rewritten.
+
+A set is a folder with ``runs.jsonl``, or such a file itself. A line is written whole and synced
+before the next run starts, so that a stopped session loses the run it was in and no other. What a
+kill left behind of a last line is set aside as ``runs.jsonl.torn`` before the next line is written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rocm_overlay.errors import OverlayError
+from rocm_overlay.textio import read_text
+
+RUNS_NAME = "runs.jsonl"
+TORN_SUFFIX = ".torn"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of a run, in the order of the client's dataset.
+
+    ``input_tokens`` and ``output_tokens`` count; ``itl_ms`` is the mean inter-token latency, None for
+    an answer of one token; ``ttft_ms`` is None where no token came.
+    """
+
+    input_tokens: int
+    output_tokens: int
+    ttft_ms: float | None
+    itl_ms: float | None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run of the client against one server.
+
+    Attributes:
+        arm: which of the compared builds.
+        point: the workload, such as ``32k/1k c1``.
+        round: from 1; the halves are swapped between rounds.
+        half: the part of the node that served, such as ``0-3``; empty where there are no halves.
+        run: from 1, within a round on the same server.
+        figures: by a key of ``quantities``.
+        requests: in the client's order, empty where it kept none.
+        launches: launches a decode step by kernel name, from a trace; empty where none was taken.
+        proofs: the self-proof's lines, by name.
+        evidence: image digest, SKU, recipe and its hash, command.
+    """
+
+    arm: str
+    point: str
+    round: int
+    half: str
+    run: int
+    figures: Mapping[str, float]
+    seed: int | None = None
+    requests: tuple[Request, ...] = ()
+    launches: Mapping[str, float] = field(default_factory=dict)
+    proofs: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> tuple[str, str, int, int]:
+        """What a session runs once: arm, point, round, run."""
+        return (self.arm, self.point, self.round, self.run)
+
+    def line(self) -> str:
+        """The record as its JSON line."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, allow_nan=False)
+
+
+REQUIRED = {"arm": str, "point": str, "round": int, "half": str, "run": int, "figures": dict}
+
+
+def from_json(value: object, where: str) -> Record:
+    """A record from a parsed line; ``where`` names it in errors.
+
+    Raises:
+        OverlayError: another format, a missing or unknown field, or a figure that is no finite number.
+    """
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        seen = value.get("format") if isinstance(value, dict) else type(value).__name__
+        raise _bad(where, f"format {seen}", f"a map with format {FORMAT}")
+    fields = {name: inner for name, inner in value.items() if name != "format"}
+    for name, kind in REQUIRED.items():
+        if not isinstance(fields.get(name), kind) or isinstance(fields.get(name), bool):
+            raise _bad(where, f"{name}: {fields.get(name)!r}", f"{name}, of type {kind.__name__}")
+    if unknown := sorted(set(fields) - set(Record.__dataclass_fields__)):
+        raise _bad(where, ", ".join(unknown), f"only {', '.join(Record.__dataclass_fields__)}")
+    for name, figure in fields["figures"].items():
+        if isinstance(figure, bool) or not isinstance(figure, int | float) or not math.isfinite(figure):
+            raise _bad(where, f"figures.{name}: {figure!r}", "a finite number")
+    try:
+        requests = tuple(Request(**one) for one in fields.pop("requests", ()))
+    except TypeError as error:
+        raise _bad(where, f"requests: {error}", ", ".join(Request.__dataclass_fields__)) from None
+    return Record(**fields, requests=requests)
+
+
+def _bad(where: str, seen: str, wanted: str) -> OverlayError:
+    return OverlayError(
+        f"{where} is no record of a run", seen=seen, wanted=wanted, fix="leave the line out, or run it again"
+    )
+
+
+def runs_file(place: Path) -> Path:
+    """The file of a result set that is named by its folder or by the file itself."""
+    return place / RUNS_NAME if place.is_dir() or not place.suffix else place
+
+
+def read(place: Path) -> list[Record]:
+    """Every record of a result set. A torn last line is none.
+
+    Raises:
+        OverlayError: no such set, an empty one, or a line that is no record.
+    """
+    file = runs_file(place)
+    found = list(_records(read_text(file, str(file)), file))
+    if not found:
+        raise OverlayError(
+            f"{file} holds no run", wanted="at least one", fix="finish a run of rocm-overlay bench first"
+        )
+    return found
+
+
+def _records(text: str, file: Path) -> Iterator[Record]:
+    whole, _, _ = text.rpartition("\n")
+    for number, line in enumerate(whole.split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{file}, line {number}"
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise _bad(where, str(error), "one JSON map") from None
+        yield from_json(value, where)
+
+
+class ResultSet:
+    """A result set that is being written.
+
+    Args:
+        folder: made if it is not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.file = folder / RUNS_NAME
+        folder.mkdir(parents=True, exist_ok=True)
+        self.torn = self._set_torn_line_aside()
+        text = read_text(self.file, str(self.file)) if self.file.exists() else ""
+        self.records = list(_records(text, self.file))
+
+    def done(self) -> set[tuple[str, str, int, int]]:
+        """Identities of the runs that are kept."""
+        return {record.identity for record in self.records}
+
+    def append(self, record: Record) -> None:
+        """Keep a record, on disk when this returns.
+
+        Raises:
+            OverlayError: the run is kept already.
+        """
+        if record.identity in self.done():
+            raise OverlayError(
+                f"{self.file} holds this run already",
+                seen=record.identity,
+                wanted="each arm, point, round and run once",
+                fix="give --out another folder",
+            )
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(record.line() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.records.append(record)
+
+    def _set_torn_line_aside(self) -> str:
+        if not self.file.exists():
+            return ""
+        content = self.file.read_bytes()
+        end = content.rfind(b"\n") + 1
+        if end == len(content):
+            return ""
+        torn = content[end:]
+        with self.file.with_name(RUNS_NAME + TORN_SUFFIX).open("ab") as aside:
+            aside.write(torn + b"\n")
+        os.truncate(self.file, end)
+        return torn.decode("utf-8", errors="replace")
+
+
+def arms_of(records: Sequence[Record]) -> list[str]:
+    """The arms in order of appearance."""
+    return list(dict.fromkeys(record.arm for record in records))
