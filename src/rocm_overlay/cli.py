@@ -22,6 +22,7 @@ COMMAND_MODULES = (
     "rocm_overlay.bench_swa",
     "rocm_overlay.bench_host",
     "rocm_overlay.kernel_builds",
+    "rocm_overlay.measure.bench",
     "rocm_overlay.measure.compare",
 )
 

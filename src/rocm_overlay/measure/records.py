@@ -4,6 +4,7 @@
 A set is a folder with ``runs.jsonl``, or such a file itself. A line is written whole and synced
 before the next run starts, so that a stopped session loses the run it was in and no other. What a
 kill left behind of a last line is set aside as ``runs.jsonl.torn`` before the next line is written.
+Launches, which come from a trace that is taken beside the runs, stand in ``launches.json`` by arm and point.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rocm_overlay.errors import OverlayError
-from rocm_overlay.textio import read_text
+from rocm_overlay.textio import read_text, write_text_atomically
 
 RUNS_NAME = "runs.jsonl"
+LAUNCHES_NAME = "launches.json"
 TORN_SUFFIX = ".torn"
 FORMAT = 1
 
@@ -129,7 +131,50 @@ def read(place: Path) -> list[Record]:
         raise OverlayError(
             f"{file} holds no run", wanted="at least one", fix="finish a run of rocm-overlay bench first"
         )
+    launches = _launches(file.with_name(LAUNCHES_NAME))
+    given: set[tuple[str, str]] = set()
+    for index, record in enumerate(found):
+        key = (record.arm, record.point)
+        if key not in given and (own := launches.get(record.arm, {}).get(record.point)):
+            found[index] = replace(record, launches=own)
+            given.add(key)
     return found
+
+
+def _launches(file: Path) -> dict[str, dict[str, dict[str, float]]]:
+    if not file.exists():
+        return {}
+    try:
+        found: dict[str, dict[str, dict[str, float]]] = json.loads(read_text(file, str(file)))
+        return {arm: {point: dict(own) for point, own in points.items()} for arm, points in found.items()}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise OverlayError(
+            f"{file} holds no launches",
+            seen=error,
+            wanted="a map by arm and point",
+            fix="take the trace anew",
+        ) from None
+
+
+def keep_launches(place: Path, arm: str, point: str, launches: Mapping[str, float]) -> Path:
+    """Keep a trace's launches a step beside the runs of its arm and point; earlier ones are replaced.
+
+    Raises:
+        OverlayError: the set has no run of that arm and point.
+    """
+    known = {(record.arm, record.point) for record in read(place)}
+    if (arm, point) not in known:
+        raise OverlayError(
+            f"{place} has no run of {arm} at {point}",
+            seen=f"{arm}, {point}",
+            wanted=f"one of {'; '.join(', '.join(pair) for pair in sorted(known))}",
+            fix="correct --arm and --point",
+        )
+    file = runs_file(place).with_name(LAUNCHES_NAME)
+    kept = _launches(file)
+    kept.setdefault(arm, {})[point] = dict(launches)
+    write_text_atomically(file, json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    return file
 
 
 def _records(text: str, file: Path) -> Iterator[Record]:

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server under measurement: its pages over HTTP, and one that a session starts and stops by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from rocm_overlay.errors import OverlayError
+from rocm_overlay.measure.metrics_page import Page
+
+# What a page that costs the server nothing may take.
+PAGE_TIMEOUT_S = 20.0
+POLL_S = 0.2
+STOP_TIMEOUT_S = 60.0
+LOG_TAIL_LINES = 8
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server at ``url``, without a slash at its end; ``name`` is what errors call it."""
+
+    name: str
+    url: str
+
+    def get(self, path: str, timeout_s: float = PAGE_TIMEOUT_S, method: str = "GET") -> str:
+        """The body of a page.
+
+        Raises:
+            OverlayError: it refuses, answers too late or with an error, or is no HTTP server.
+        """
+        request = urllib.request.Request(self.url + path, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+                return str(answer.read().decode("utf-8", errors="replace"))
+        except urllib.error.HTTPError as error:
+            raise self._failed(path, f"HTTP {error.code}", "HTTP 200") from None
+        except TimeoutError:
+            raise self._failed(path, f"no answer in {timeout_s:g} s", "an answer") from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, TimeoutError):
+                reason = f"no answer in {timeout_s:g} s"
+            raise self._failed(path, str(reason), "an answer") from None
+        except Exception as error:  # http.client's errors share no base with the ones above
+            raise self._failed(path, f"{type(error).__name__}: {error}", "an HTTP answer") from None
+
+    def _failed(self, path: str, seen: str, wanted: str) -> OverlayError:
+        return OverlayError(
+            f"{self.name} does not serve {self.url}{path}",
+            seen=seen,
+            wanted=wanted,
+            fix="start the server, or correct its address",
+        )
+
+    def metrics(self) -> Page:
+        """Its metrics.
+
+        Raises:
+            OverlayError: as ``get`` and ``Page.parse``.
+        """
+        return Page.parse(self.get("/metrics"), f"{self.url}/metrics")
+
+    def alive(self) -> bool:
+        """Whether its health page answers."""
+        try:
+            self.get("/health")
+        except OverlayError:
+            return False
+        return True
+
+    def wait(self, limit_s: float, still_runs: OwnServer | None = None) -> None:
+        """Wait until its health page answers.
+
+        Raises:
+            OverlayError: not in ``limit_s``, or the process ended.
+        """
+        deadline = time.monotonic() + limit_s
+        while not self.alive():
+            if still_runs is not None:
+                still_runs.require_running()
+            if time.monotonic() > deadline:
+                raise OverlayError(
+                    f"{self.name} is not ready",
+                    seen=f"no answer from {self.url}/health in {limit_s:g} s",
+                    wanted="HTTP 200",
+                    fix="read the server's log, or give ready_timeout_s a larger value",
+                )
+            time.sleep(POLL_S)
+
+
+class OwnServer:
+    """A server process of the session, in a process group of its own; ended when the block is left.
+
+    Args:
+        server: where it will answer.
+        command: its words.
+        env: added to the session's own.
+        log: the file for what it prints.
+    """
+
+    def __init__(self, server: Server, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+        self.server = server
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            try:
+                self.process = subprocess.Popen(
+                    list(command),
+                    env={**os.environ, **env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise OverlayError(
+                    f"{server.name} cannot be started",
+                    seen=f"{command[0]}: {error.strerror}",
+                    wanted="a command that serves",
+                    fix="correct the arm's command",
+                ) from None
+
+    def require_running(self) -> None:
+        """Refuse a process that ended.
+
+        Raises:
+            OverlayError: it did; with the end of its log.
+        """
+        status = self.process.poll()
+        if status is None:
+            return
+        tail = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        raise OverlayError(
+            f"{self.server.name} ended",
+            seen=f"exit status {status}; its log ends:\n    " + "\n    ".join(tail or ["(empty)"]),
+            wanted="a server that runs",
+            fix=f"read {self.log}",
+        )
+
+    def __enter__(self) -> OwnServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end_group(self.process, STOP_TIMEOUT_S)
+
+
+def end_group(process: subprocess.Popen[bytes], limit_s: float) -> None:
+    """End a process that leads a group, and all of the group: asked first, killed after ``limit_s``."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sign)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
