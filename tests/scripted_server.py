@@ -13,6 +13,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -34,7 +35,7 @@ class Script:
         kernel_share: of the decode steps, those on our kernels.
         text: of each token.
         slow_s: before each answer's first token.
-        answers: by a part of the prompt, the text of the answer.
+        answers: makes the text of an answer from its prompt.
     """
 
     interval_s: float = 0.002
@@ -45,7 +46,7 @@ class Script:
     kernel_share: float = 1.0
     text: str = " word"
     slow_s: float = 0.0
-    answers: dict[str, str] | None = None
+    answers: Callable[[str], str] | None = None
 
 
 class ScriptedServer(ThreadingHTTPServer):
@@ -75,6 +76,9 @@ class ScriptedServer(ThreadingHTTPServer):
                 "specialized_decode_declined_steps": ["kernels", "role", "reason"],
             }.items()
         }
+        for counter in self.counters.values():
+            if counter._labelnames == ("engine",):
+                counter.labels("0")
 
     @property
     def url(self) -> str:
@@ -139,6 +143,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or b"{}")
         script = self.server.script
+        if self.path == "/tokenize":
+            self._send(json.dumps({"count": len(body["prompt"].split())}))
+            return
         number = self.server.count(body)
         if script.die_after and number > script.die_after:
             os._exit(3)
@@ -153,9 +160,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _text(self, body: dict) -> str | None:
         prompt = str(body.get("prompt") or body.get("messages"))
-        return next(
-            (text for part, text in (self.server.script.answers or {}).items() if part in prompt), None
-        )
+        return self.server.script.answers(prompt) if self.server.script.answers else None
 
     def _answer(self, body: dict) -> None:
         made = int(body.get("max_tokens") or 16)
@@ -164,7 +169,8 @@ class Handler(BaseHTTPRequestHandler):
         choice = {"index": 0, "finish_reason": "length", "text": text}
         if "messages" in body:
             choice |= {"message": {"role": "assistant", "content": text}}
-        usage = {"prompt_tokens": 1, "completion_tokens": made, "total_tokens": made + 1}
+        length = len(str(body.get("prompt") or "").split())
+        usage = {"prompt_tokens": length, "completion_tokens": made, "total_tokens": length + made}
         self._send(json.dumps({"id": "1", "object": "completion", "choices": [choice], "usage": usage}))
 
     def _stream(self, body: dict) -> None:

@@ -24,6 +24,7 @@ COMMAND_MODULES = (
     "rocm_overlay.kernel_builds",
     "rocm_overlay.measure.bench",
     "rocm_overlay.measure.compare",
+    "rocm_overlay.measure.evaluate",
 )
 
 

@@ -286,7 +286,7 @@ def test_runs_that_did_not_prove_themselves_are_named():
 
 
 BAD_LINES = {
-    "no JSON": ("{", "line 2 is no record"),
+    "no JSON": ("{", "line 2 is no JSON"),
     "a list": ("[]", "no record"),
     "another format": ('{"format": 2}', "format 2"),
     "no figures": ('{"format": 1, "arm": "a", "point": "p", "round": 1, "half": "", "run": 1}', "figures"),

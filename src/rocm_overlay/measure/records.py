@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rocm_overlay.errors import OverlayError
+from rocm_overlay.measure.lines import append_line, read_lines, set_torn_line_aside
 from rocm_overlay.textio import read_text, write_text_atomically
 
 RUNS_NAME = "runs.jsonl"
 LAUNCHES_NAME = "launches.json"
-TORN_SUFFIX = ".torn"
 FORMAT = 1
 
 
@@ -126,7 +125,7 @@ def read(place: Path) -> list[Record]:
         OverlayError: no such set, an empty one, or a line that is no record.
     """
     file = runs_file(place)
-    found = list(_records(read_text(file, str(file)), file))
+    found = list(_records(file))
     if not found:
         raise OverlayError(
             f"{file} holds no run", wanted="at least one", fix="finish a run of rocm-overlay bench first"
@@ -177,16 +176,8 @@ def keep_launches(place: Path, arm: str, point: str, launches: Mapping[str, floa
     return file
 
 
-def _records(text: str, file: Path) -> Iterator[Record]:
-    whole, _, _ = text.rpartition("\n")
-    for number, line in enumerate(whole.split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{file}, line {number}"
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise _bad(where, str(error), "one JSON map") from None
+def _records(file: Path) -> Iterator[Record]:
+    for where, value in read_lines(file):
         yield from_json(value, where)
 
 
@@ -201,9 +192,8 @@ class ResultSet:
         self.folder = folder
         self.file = folder / RUNS_NAME
         folder.mkdir(parents=True, exist_ok=True)
-        self.torn = self._set_torn_line_aside()
-        text = read_text(self.file, str(self.file)) if self.file.exists() else ""
-        self.records = list(_records(text, self.file))
+        self.torn = set_torn_line_aside(self.file)
+        self.records = list(_records(self.file)) if self.file.exists() else []
 
     def done(self) -> set[tuple[str, str, int, int]]:
         """Identities of the runs that are kept."""
@@ -222,24 +212,8 @@ class ResultSet:
                 wanted="each arm, point, round and run once",
                 fix="give --out another folder",
             )
-        with self.file.open("a", encoding="utf-8") as file:
-            file.write(record.line() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.file, record.line())
         self.records.append(record)
-
-    def _set_torn_line_aside(self) -> str:
-        if not self.file.exists():
-            return ""
-        content = self.file.read_bytes()
-        end = content.rfind(b"\n") + 1
-        if end == len(content):
-            return ""
-        torn = content[end:]
-        with self.file.with_name(RUNS_NAME + TORN_SUFFIX).open("ab") as aside:
-            aside.write(torn + b"\n")
-        os.truncate(self.file, end)
-        return torn.decode("utf-8", errors="replace")
 
 
 def arms_of(records: Sequence[Record]) -> list[str]:

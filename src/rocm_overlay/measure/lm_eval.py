@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The long evaluations through lm-eval, with the published settings as data.
+
+lm-eval is no dependency of the tool: it is called where it is installed, and what it asks for, data sets from
+the network among it, is its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from rocm_overlay.errors import OverlayError
+from rocm_overlay.measure.accuracy import Answer, read_samples
+from rocm_overlay.recipe import parse_yaml
+
+PROFILES_NAME = "lm_eval.yaml"
+PROGRAM = "lm-eval"
+VERSION = "0.4.13"
+STDERR_FD = 2
+
+
+@dataclass(frozen=True)
+class LmEvalProfile:
+    """One task's settings; ``filter`` is the one whose score counts, ``questions`` how many the task has."""
+
+    name: str
+    task: str
+    filter: str
+    model: str
+    path: str
+    model_args: Mapping[str, str]
+    flags: Sequence[str]
+    questions: int
+    context: int
+
+    def command(self, model: str, url: str, out: Path, limit: int | None = None) -> list[str]:
+        """The words that run it against a server that calls its model ``model``."""
+        arguments = {"model": model, "base_url": url.rstrip("/") + self.path, **self.model_args}
+        words = [PROGRAM, "--model", self.model]
+        words += ["--model_args", ",".join(f"{key}={value}" for key, value in arguments.items())]
+        words += ["--tasks", self.task, *self.flags, "--output_path", str(out), "--log_samples"]
+        return words if limit is None else [*words, "--limit", str(limit)]
+
+
+def profiles() -> dict[str, LmEvalProfile]:
+    """Every profile by name."""
+    text = resources.files("rocm_overlay.measure").joinpath(PROFILES_NAME).read_text(encoding="utf-8")
+    return {name: LmEvalProfile(name, **fields) for name, fields in parse_yaml(text, PROFILES_NAME).items()}
+
+
+def run_profile(
+    name: str, arm: str, model: str, url: str, out: Path, limit: int | None = None
+) -> list[Answer]:
+    """Run a profile and read its samples.
+
+    Raises:
+        OverlayError: no such profile, lm-eval is not installed, it fails, or it leaves no samples.
+    """
+    known = profiles()
+    if name not in known:
+        raise OverlayError(
+            f"no lm-eval profile {name}", seen=name, wanted=f"one of {', '.join(known)}", fix="correct --task"
+        )
+    profile = known[name]
+    if shutil.which(PROGRAM) is None:
+        raise OverlayError(
+            f"{name} needs lm-eval, which is not installed",
+            seen=f"no {PROGRAM} on the path",
+            wanted=f"lm-eval {VERSION}",
+            fix=f"pip install 'lm-eval[api]=={VERSION}', in the environment that runs this",
+        )
+    folder = out / "lm-eval" / arm / name
+    folder.mkdir(parents=True, exist_ok=True)
+    command = profile.command(model, url, folder, limit)
+    print(" ".join(command), file=sys.stderr, flush=True)
+    status = subprocess.run(command, stdout=STDERR_FD, check=False).returncode
+    found = sorted(folder.rglob(f"samples_{profile.task}_*.jsonl"), key=lambda file: file.stat().st_mtime)
+    if status != 0 or not found:
+        raise OverlayError(
+            f"lm-eval did not finish {name}",
+            seen=f"exit status {status}, {len(found)} sample files in {folder}",
+            wanted="a samples file",
+            fix="read what it printed, and run the same command again",
+        )
+    return read_samples(found[-1], arm, name, profile.filter)
