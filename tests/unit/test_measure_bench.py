@@ -214,7 +214,8 @@ def test_a_server_that_dies_keeps_what_was_measured_and_the_session_resumes(tmp_
     assert len(identities) == len(set(identities)) == 8
 
 
-def test_an_interrupted_session_ends_its_processes_and_resumes(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_session_ends_its_processes_and_resumes(tmp_path, number):
     file, session = profiles(tmp_path, rounds=2), session_file(tmp_path)
     words = ["--profile", "test", "--profiles", str(file), "--client", CLIENT, "--out", str(tmp_path / "set")]
     command = [sys.executable, "-m", "rocm_overlay.cli", "bench", "mi355x-tp4", *words, *EVIDENCE]
@@ -227,7 +228,7 @@ def test_an_interrupted_session_ends_its_processes_and_resumes(tmp_path):
         assert time.monotonic() < deadline and process.poll() is None, log.read_text()
         time.sleep(0.02)
     # A terminal sends it to the session's own group; its servers lead groups of their own.
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     assert process.wait(60) == 130
     assert "interrupted; run the same command again" in log.read_text()
     for half in yaml.safe_load(session.read_text())["halves"].values():

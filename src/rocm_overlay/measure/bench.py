@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +125,7 @@ def make_session(arguments: argparse.Namespace) -> Session:
     Raises:
         OverlayError: anything in it that is not right, before a server is asked.
     """
-    recipe = load(Project.find().recipes, arguments.recipe)
+    recipe = load(arguments.recipes or Project.find().recipes, arguments.recipe)
     profile = load_profile(arguments.profile, arguments.profiles)
     ready, first_round = 3600.0, 1
     if (arguments.session is None) == (arguments.url is None):
@@ -166,12 +168,29 @@ def run(arguments: argparse.Namespace) -> int:
         print(plan_table(session))
         return EXIT_OK
     results = ResultSet(arguments.out)
-    failed = Bench(session, results, lambda line: print(line, file=sys.stderr, flush=True)).run()
+    with interruptible():
+        failed = Bench(session, results, lambda line: print(line, file=sys.stderr, flush=True)).run()
     print(summary(results, session))
     if not failed:
         return EXIT_OK
     print("not proved:", *(f"  {line}" for line in failed), sep="\n", file=sys.stderr)
     return EXIT_FAILED_CHECK
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Have SIGTERM end the block as an interrupt does, and SIGINT too where the shell had it ignored.
+
+    A container's end is a SIGTERM, and a job of a script starts with SIGINT ignored: both would leave
+    servers and client behind.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def plan_table(session: Session) -> str:
@@ -220,6 +239,7 @@ def register(subparsers: Any) -> None:
     """Add the ``bench`` and ``bench-trace`` verbs."""
     parser = subparsers.add_parser("bench", help="drive vllm bench serve over a recipe's matrix, resumable")
     parser.add_argument("recipe", help="whose server this is: its promises are what a run must prove")
+    parser.add_argument("--recipes", type=Path, help="a folder of recipes in place of the project's")
     parser.add_argument("--session", type=Path, help="YAML file of arms and halves")
     parser.add_argument("--url", help="one server that runs already")
     parser.add_argument("--arm", default="server", help="the name of that server's build")

@@ -226,7 +226,7 @@ def by_arm(answers: Iterable[Answer]) -> dict[str, dict[str, list[Answer]]]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask, score, and judge one server; 1 where the gate found a fault."""
-    recipe = load(Project.find().recipes, arguments.recipe)
+    recipe = load(arguments.recipes or Project.find().recipes, arguments.recipe)
     if arguments.arms:
         print(arms_text(recipe), end="")
         return EXIT_OK
@@ -342,6 +342,7 @@ def register(subparsers: Any) -> None:
     """Add the ``eval`` and ``eval-compare`` verbs."""
     parser = subparsers.add_parser("eval", help="the accuracy gate: two passes, needles, acceptance, lm-eval")
     parser.add_argument("recipe")
+    parser.add_argument("--recipes", type=Path, help="a folder of recipes in place of the project's")
     parser.add_argument("--url")
     parser.add_argument("--arm", default="server")
     parser.add_argument("--arms", action="store_true", help="print the arms that the gate wants, and stop")

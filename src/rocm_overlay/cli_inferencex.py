@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``inferencex`` verb."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from rocm_overlay import inferencex
+from rocm_overlay.errors import EXIT_OK
+from rocm_overlay.project import Project
+from rocm_overlay.recipe import load
+
+FORMS = ("script", "srt-slurm", "entry")
+IMAGE = "vllm-openai-rocm:0.1.0"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print one form of the lane, checked; the policy goes to stderr."""
+    folder = Project.find().recipes
+    own = inferencex.lane([load(folder, name) for name in arguments.recipes])
+    print(inferencex.POLICY, file=sys.stderr)
+    if arguments.form == "script":
+        print(inferencex.script(own), end="")
+    elif arguments.form == "srt-slurm":
+        print(inferencex.dump(inferencex.fragment(own)), end="")
+    else:
+        print(inferencex.dump(inferencex.entry(own, arguments.image, arguments.framework)), end="")
+    return EXIT_OK
+
+
+def register(subparsers: Any) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser("inferencex", help="recipes as a lane of InferenceX's AgentX benchmark")
+    parser.add_argument("recipes", nargs="+", help="of one card, one a tensor-parallel size")
+    parser.add_argument("--as", dest="form", choices=FORMS, default="script")
+    parser.add_argument("--image", default=IMAGE, help="of the entry")
+    parser.add_argument("--framework", default="vllm-openai-rocm", help="of the entry: the lane's name")
+    parser.set_defaults(run=run)
