@@ -20,6 +20,7 @@ COMMAND_MODULES = (
     "rocm_overlay.cli_image",
     "rocm_overlay.cli_inferencex",
     "rocm_overlay.cli_recipe",
+    "rocm_overlay.deploy",
     "rocm_overlay.bench_swa",
     "rocm_overlay.bench_host",
     "rocm_overlay.kernel_builds",

@@ -17,6 +17,7 @@ import time
 import pytest
 import yaml
 
+from rocm_overlay import dashboard
 from rocm_overlay.measure import accuracy, records
 from rocm_overlay.measure.metrics_page import PREFIX_HITS, Page
 from rocm_overlay.project import Project
@@ -137,3 +138,8 @@ def test_a_needle_reaches_the_server_in_its_length(servers, tmp_path):
 def test_the_servers_metrics_are_the_ones_that_are_read(servers):
     page = servers[0].metrics()
     assert isinstance(page, Page) and page.total(PREFIX_HITS) is not None
+    served = {name for name, _ in page.samples}
+    asked = {name for query in dashboard.queries() for name in re.findall(r"vllm:[a-z0-9_]+", query)}
+    # A server without drafts and without our kernels has neither's counters.
+    assert all("spec_decode" in name or "specialized_decode" in name for name in asked - served)
+    assert len(asked & served) > 10
