@@ -18,6 +18,7 @@ COMMAND_MODULES = (
     "rocm_overlay.cli_base",
     "rocm_overlay.cli_rebase",
     "rocm_overlay.cli_image",
+    "rocm_overlay.ci_local",
     "rocm_overlay.cli_inferencex",
     "rocm_overlay.cli_recipe",
     "rocm_overlay.deploy",

@@ -238,6 +238,23 @@ def test_the_verb_writes_markdown_and_plots(tmp_path, capsys):
     assert "<svg" in (out / "compare.svg").read_text()
 
 
+def test_a_regression_beyond_noise_fails_where_it_is_asked_for(tmp_path, capsys):
+    base, ours = published.swa_records()
+    folder = write(tmp_path / "set", base, ours)
+    for first, second, status in (("base", "PR", 0), ("PR", "base", 1)):
+        words = [
+            f"{folder}:{first}",
+            f"{folder}:{second}",
+            "--quantity",
+            "itl_p50_ms",
+            "--out",
+            str(tmp_path),
+        ]
+        assert main(["compare", *words, "--fail-slower"]) == status
+        assert main(["compare", *words]) == 0
+    assert "slower beyond noise: 32k/1k c1, 32k/1k c2" in capsys.readouterr().err
+
+
 def test_the_same_sets_give_the_same_files(tmp_path):
     base, ours = published.swa_records()
     sets = [write(tmp_path / name, side) for name, side in (("base", base), ("pr", ours))]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocm_overlay.errors import EXIT_OK, OverlayError
+from rocm_overlay.errors import EXIT_FAILED_CHECK, EXIT_OK, OverlayError
 from rocm_overlay.measure import records as store
 from rocm_overlay.measure.quantities import QUANTITIES, Quantity, quantity
 from rocm_overlay.measure.records import Record
@@ -343,6 +343,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"no plot: {missing}; install matplotlib where the result sets are compared", file=sys.stderr)
     else:
         print("plot: " + ", ".join(map(str, paths)), file=sys.stderr)
+    slower = [c.point for found in report.comparisons.values() for c in found if c.verdict is Verdict.SLOWER]
+    if arguments.fail_slower and slower:
+        print(f"slower beyond noise: {', '.join(dict.fromkeys(slower))}", file=sys.stderr)
+        return EXIT_FAILED_CHECK
     return EXIT_OK
 
 
@@ -358,6 +362,9 @@ def register(subparsers: Any) -> None:
         "--quantity", action="append", help=f"default {', '.join(DEFAULT_QUANTITIES)}; repeatable"
     )
     parser.add_argument("--noise", type=percentage, help="a noise known from elsewhere, in percent")
+    parser.add_argument(
+        "--fail-slower", action="store_true", help="status 1 where a point is slower beyond noise"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/compare"), help="folder of report and plot")
     parser.set_defaults(run=run)
 

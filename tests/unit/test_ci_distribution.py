@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The distribution's pipeline: agents and files that exist, verbs that the tool has, steps that run here."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rocm_overlay.ci_local import Step, choose, read_steps, run_step
+from rocm_overlay.cli import build_parser, main
+from rocm_overlay.errors import OverlayError
+from rocm_overlay.measure.bench import read_arms
+from rocm_overlay.project import Project
+
+PROJECT = Project.find()
+FILE = PROJECT.root / "ci/buildkite/distribution.yaml"
+PIPELINE = yaml.safe_load(FILE.read_text())
+STEPS = [step for step in read_steps(PROJECT.root) if step.file == FILE.name]
+AREAS = PROJECT.base / ".buildkite/test_areas"
+
+
+def faults(step):
+    """A line for each thing of a step that does not exist."""
+    text = "".join(file.read_text() for file in AREAS.glob("*.yaml"))
+    found = [] if re.search(rf"device: {step.device}$", text, re.MULTILINE) else [f"no agent {step.device}"]
+    for command in step.commands:
+        program, *words = shlex.split(command)
+        if program == "pytest":
+            root = (
+                PROJECT.base
+                if step.key.startswith(("distribution-layers", "distribution-num"))
+                else PROJECT.root
+            )
+            found += [f"no file {w}" for w in words if w.startswith("tests/") and not (root / w).exists()]
+        elif program == "rocm-overlay":
+            try:
+                parsed = build_parser().parse_args(words)
+            except SystemExit:
+                found.append(f"the tool does not take {command}")
+                continue
+            session = getattr(parsed, "session", None)
+            found += [f"no file {session}"] if session and not (PROJECT.root / session).is_file() else []
+        elif program != "make":
+            found.append(f"no program {program}")
+    return found
+
+
+def test_every_step_names_what_exists():
+    assert [line for step in STEPS for line in faults(step)] == []
+
+
+FAULTS = {
+    "agent": ({"device": "mi300_9"}, "no agent mi300_9"),
+    "file": ({"commands": ("pytest tests/device/moved.py",)}, "no file tests/device/moved.py"),
+    "flag": ({"commands": ("rocm-overlay compare a b --fail-slow",)}, None),
+    "unknown flag": ({"commands": ("rocm-overlay compare a b --quick",)}, "does not take"),
+    "program": ({"commands": ("curl x",)}, "no program curl"),
+}
+
+
+@pytest.mark.parametrize(("change", "says"), FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_found(change, says):
+    step = Step(**{**STEPS[-1].__dict__, **change})
+    found = faults(step)
+    assert (says is None and not found) or any(says in line for line in found)
+
+
+def test_both_generations_have_kernels_numerics_and_a_nightly():
+    for kind in ("kernels", "nightly"):
+        assert {f"distribution-{kind}-mi300", f"distribution-{kind}-mi355"} <= {step.key for step in STEPS}
+    nightly = [step for step in PIPELINE["steps"] if "nightly" in step["key"]]
+    assert all(step["optional"] and "--fail-slower" in step["commands"][-1] for step in nightly)
+
+
+@pytest.mark.parametrize("file", sorted((PROJECT.root / "ci/sessions").glob("*.yaml")), ids=lambda f: f.stem)
+def test_a_nightly_session_serves_its_recipe(file):
+    arms, halves, _ = read_arms(file)
+    assert len(arms) == len(halves) == 1
+    assert file.stem == f"nightly-{arms[0].command[arms[0].command.index('--recipe') + 1]}"
+    assert (PROJECT.recipes / f"{file.stem.removeprefix('nightly-')}.yaml").is_file()
+
+
+def step(*commands, timeout_s=60.0):
+    return Step("f", "k", "l", "cpu-small", commands, timeout_s)
+
+
+def test_a_step_stops_at_its_first_failure_or_its_time():
+    assert run_step(step("true", "true"), Path("/tmp"))[0] is True
+    assert run_step(step("exit 3", "touch /nowhere/x"), Path("/tmp"))[0] is False
+    passed, seconds = run_step(step("sleep 30", timeout_s=0.5), Path("/tmp"))
+    assert (passed, seconds < 10) == (False, True)
+
+
+def test_steps_are_listed_and_those_that_need_a_gpu_are_not_run_here(capsys):
+    assert main(["ci"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"distribution-check +cpu-medium +here", out)
+    assert re.search(r"distribution-kernels-mi300 +mi300_1 +on an agent", out)
+    assert {chosen.device for chosen in choose(STEPS, [])} == {"cpu-medium"}
+    for key in ("distribution-kernels-mi300", "none"):
+        with pytest.raises(OverlayError, match="cannot run here"):
+            choose(STEPS, [key])
