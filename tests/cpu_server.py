@@ -87,11 +87,12 @@ def environment() -> dict[str, str]:
 
 
 def make_model(folder: Path) -> Path:
-    """A two-layer Llama of random weights with a tokenizer of words ``w2`` to ``w511``."""
+    """A two-layer Llama of random weights with a tokenizer of words ``w5`` to ``w511``."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = {"<unk>": 0, "<eos>": 1} | {f"w{index}": index for index in range(2, WORDS)}
+    words = {"<unk>": 0, "<eos>": 1, "Question": 2, "Answer": 3, ":": 4}
+    words |= {f"w{index}": index for index in range(len(words), WORDS)}
     bare = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     bare.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=bare, unk_token="<unk>", eos_token="<eos>").save_pretrained(

@@ -42,7 +42,7 @@ run_agentic_replay_and_write_outputs() {
   mkdir -p "$1/aiperf_artifacts"
   curl -sf "$AIPERF_SERVER_METRICS_URLS" > "$1/aiperf_artifacts/server_metrics_export.csv"
   grep -q "^$AIPERF_REQUIRED_SERVER_METRIC_PREFIX" "$1/aiperf_artifacts/server_metrics_export.csv" || exit 93
-  curl -sf "$AIPERF_SERVER_URL/v1/completions" -d "{\"model\": \"$MODEL\", \"prompt\": \"w3 w4\", \"max_tokens\": 4}" \
+  curl -sf -H "Content-Type: application/json" "$AIPERF_SERVER_URL/v1/completions" -d "{\"model\": \"$MODEL\", \"prompt\": \"w3 w4\", \"max_tokens\": 4}" \
     > "$1/benchmark.log"
   echo '{}' > "$RESULT_FILENAME.json"
 }

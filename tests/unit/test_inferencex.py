@@ -56,7 +56,7 @@ def program(path, text):
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def run(place, **changes):
+def run(place, limit_s=120, **changes):
     with socket.create_server(("127.0.0.1", 0)) as one:
         port = one.getsockname()[1]
     variables = {
@@ -69,7 +69,7 @@ def run(place, **changes):
     command = ["bash", str(place / "benchmarks/single_node/agentic/lane.sh")]
     env = {name: value for name, value in variables.items() if value is not None}
     return subprocess.run(
-        command, env=env, cwd=place, capture_output=True, text=True, check=False, timeout=120
+        command, env=env, cwd=place, capture_output=True, text=True, check=False, timeout=limit_s
     )
 
 

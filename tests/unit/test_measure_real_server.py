@@ -5,6 +5,7 @@ The arms are the same build, so that a verdict other than noise would be a false
 """
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -22,8 +23,10 @@ from rocm_overlay.measure import accuracy, records
 from rocm_overlay.measure.metrics_page import PREFIX_HITS, Page
 from rocm_overlay.project import Project
 from tests import cpu_server
+from tests.unit import test_inferencex as inferencex
 
 ROOT = Project.find().root
+place = inferencex.place
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1500), pytest.mark.xdist_group("cpu-server")]
 
 
@@ -143,3 +146,20 @@ def test_the_servers_metrics_are_the_ones_that_are_read(servers):
     # A server without drafts and without our kernels has neither's counters.
     assert all("spec_decode" in name or "specialized_decode" in name for name in asked - served)
     assert len(asked & served) > 10
+
+
+def test_the_inferencex_script_runs_over_vllm_itself(model, place):
+    """``vllm`` on its path serves the tiny model under the lane's name and port; other flags are dropped."""
+    cpu_server.build()
+    words = shlex.join(cpu_server.command(model, 0)).replace("--port 0", '--port "$PORT"')
+    named = f"--served-model-name {cpu_server.MODEL}"
+    words = words.replace(named, '--served-model-name "$MODEL"')
+    exports = "\n".join(
+        f"export {key}={shlex.quote(value)}" for key, value in cpu_server.environment().items()
+    )
+    inferencex.program(place / "bin" / "vllm", f"{exports}\nexec {words}")
+    done = inferencex.run(place, limit_s=cpu_server.READY_S)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((place / "results" / "benchmark.log").read_text())["usage"]["completion_tokens"] == 4
+    metrics = (place / "results" / "aiperf_artifacts" / "server_metrics_export.csv").read_text()
+    assert "vllm:generation_tokens_total" in metrics
