@@ -50,8 +50,8 @@ def test_a_step_with_five_odd_layers_is_one_declined_step(opened: list[Recorder]
 
 
 def test_layers_that_a_graph_keeps_on_vllm_s_path_count_at_its_replays(
-    opened: list[Recorder],
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    opened: list[Recorder],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mono, run_step = odd_layers(5, with_drafts(deployment()))
     run_step()
@@ -65,9 +65,9 @@ def test_layers_that_a_graph_keeps_on_vllm_s_path_count_at_its_replays(
 
 @pytest.mark.parametrize("captured", [True, False])
 def test_strict_mode_rejects_a_layer_that_a_graph_would_keep_on_vllm_s_path(
-    opened: list[Recorder],
+    opened: list[Recorder],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
-    captured: bool,  # noqa: F811
+    captured: bool,
 ) -> None:
     """Even where an eager step may decline it."""
     config = with_drafts(deployment())
