@@ -30,6 +30,8 @@ REAL = frozenset(
         "vllm.model_executor.warmup.jit_warmup",
         "vllm.model_executor.warmup.jit_warmup_triton_helper",
         "vllm.models.deepseek_v41.amd.mono_decode",
+        "vllm.models.deepseek_v41.amd.mono_decode_spec",
+        "vllm.models.deepseek_v41.amd.mono_decode_weights",
         "vllm.models.deepseek_v41.amd.ops",
         "vllm.models.deepseek_v41.amd.ops.swa_decode_meta",
         "vllm.models.deepseek_v41.amd.ops.topk_pack",
