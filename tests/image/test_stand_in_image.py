@@ -285,7 +285,10 @@ def test_the_build_leaves_nothing_under_home_and_no_second_copy_of_the_tool(imag
     listing = ("sh", "-c", "find /root | sort")
     assert image.output(*listing) == image.output(*listing, base=True)
     home = image.output("ls", "/opt/vllm-openai-rocm").split()
-    assert home == ["LICENSE", "README.md", "base.toml", "overlay", "patches", "pyproject.toml", "recipes"]
+    ours = ["LICENSE", "README.md", "base.toml", "kernels", "overlay", "patches", "pyproject.toml", "recipes"]
+    assert home == ours
+    # Compiled kernels are asked for, and this image was built without.
+    assert image.output("ls", "-A", "/opt/vllm-openai-rocm/kernels") == ""
 
 
 def test_no_compiled_file_of_a_patched_one_is_left(image):

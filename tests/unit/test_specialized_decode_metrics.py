@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,7 +122,8 @@ def test_counts_are_handed_on_without_a_later_step(monkeypatch: pytest.MonkeyPat
                 raise SystemExit
 
     handed: list[str] = []
-    monkeypatch.setattr(metrics.threading, "Event", Pause)
+    # Of this module alone: other threads of the test process make events, too.
+    monkeypatch.setattr(metrics, "threading", SimpleNamespace(Event=Pause, Lock=threading.Lock))
     monkeypatch.setattr(metrics.StepCounters, "export", lambda self: handed.append("export"))
     monkeypatch.setattr(metrics.StepCounters, "log", lambda self: handed.append("log"))
     hand_over = metrics.HandOver()
@@ -156,7 +158,7 @@ def test_the_first_counts_start_one_thread_and_the_last_hand_over_exports_and_lo
     at_exit: list[Any] = []
     monkeypatch.setattr(metrics, "_hand_over", metrics.HandOver())
     thread = lambda **given: started.append(given) or SimpleNamespace(start=lambda: None)  # noqa: E731
-    monkeypatch.setattr(metrics.threading, "Thread", thread)
+    monkeypatch.setattr(metrics, "threading", SimpleNamespace(Thread=thread))
     register = lambda call, **given: at_exit.append((call, given))  # noqa: E731
     monkeypatch.setattr(metrics.atexit, "register", register)
     monkeypatch.setattr(metrics.StepCounters, "export", lambda self: handed.append(f"export {self.role}"))
