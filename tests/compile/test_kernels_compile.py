@@ -131,7 +131,7 @@ def read_code(folder, one):
 def test_the_count_of_instructions_is_the_assemblys(built, folder, tmp_path):
     """What aligns loops is in the machine code alone."""
     command = [sys.executable, str(PROJECT.root / "tests/sim/mono/compile_one.py")]
-    command += [str(PROJECT.overlay / "vllm"), str(tmp_path / "ffn"), "gfx950", "6", "4", "384", "6"]
+    command += [str(PROJECT.overlay / "vllm"), str(tmp_path / "ffn"), "gfx950", "ffn", "rows=6", "tp=4"]
     subprocess.run(command, env=kernels.compiler_environment(folder, None), capture_output=True, check=True)
     text = (tmp_path / "ffn.s").read_text()
     body = text[re.search(r"^ffn:", text, re.MULTILINE).start() : text.index(".Lfunc_end")]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile one mono kernel of ours for an architecture without a GPU; a process of its own.
 
-python compile_one.py OVERLAY_VLLM OUT_STEM ARCH ROWS TP EXPERTS PICKS
+python compile_one.py OVERLAY_VLLM OUT_STEM ARCH KIND NAME=NUMBER..   (the geometry's fields)
 """
 
 from __future__ import annotations
@@ -13,6 +13,13 @@ import sys
 import tempfile
 import types
 from pathlib import Path
+
+# Module below kernels, geometry, argument struct.
+KINDS = {
+    "ffn": ("ffn", "FfnGeometry", "FfnArguments"),
+    "front": ("attention_front", "FrontGeometry", "FrontArguments"),
+    "back": ("attention_back_ffn", "BackGeometry", "BackArguments"),
+}
 
 
 def stub_packages(overlay: Path) -> None:
@@ -34,7 +41,7 @@ def stub_packages(overlay: Path) -> None:
 
 
 def main() -> None:
-    overlay, stem, arch, rows, tp, experts, picks = sys.argv[1:]
+    overlay, stem, arch, kind, *fields = sys.argv[1:]
     out = Path(stem)
     work = Path(tempfile.mkdtemp(dir=out.parent))
     os.environ.update(
@@ -47,12 +54,14 @@ def main() -> None:
     )
     stub_packages(Path(overlay))
     mono = "vllm.models.deepseek_v41.amd.mono"
-    ffn = importlib.import_module(mono + ".kernels.ffn")
-    geometry = importlib.import_module(mono + ".geometry")
+    module, shape, struct = KINDS[kind]
+    kernel = importlib.import_module(f"{mono}.kernels.{module}")
+    geometry = getattr(importlib.import_module(mono + ".geometry"), shape)
     gfx950 = importlib.import_module("vllm.models.common.amd.persistent.isa.gfx950")
-    launch = ffn.build(geometry.FfnGeometry(int(rows), int(tp), int(experts), int(picks)), gfx950.Gfx950())
-    names = list(ffn.FfnArguments.__annotations__)
-    launch(ffn.FfnArguments(**dict.fromkeys(names, 0)))
+    values = {name: int(value) for name, value in (field.split("=") for field in fields)}
+    launch = kernel.build(geometry(**values), gfx950.Gfx950())
+    arguments = getattr(kernel, struct)
+    launch(arguments(**dict.fromkeys(arguments.__annotations__, 0)))
     found = list(work.glob("*/*_final_isa.s"))
     if len(found) != 1:
         raise SystemExit(f"{len(found)} assembly files in {work}")

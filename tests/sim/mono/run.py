@@ -35,14 +35,26 @@ class Run:
     ) -> None:
         self.case, self.device, self.geometry = case, device, case.geometry
         self.kernel = kernel or compiled(case.rows, case.tp, experts=case.experts, picks=case.picks)
-        layouts = modules().regions
-        self.workspace, self.symmetric = layouts.workspace(self.geometry), layouts.symmetric(self.geometry)
+        self.workspace, self.symmetric = self.layouts()
         self.peers = (
             share.peers if share else [self._bytes(self.symmetric.size, "peer", r) for r in range(case.tp)]
         )
         self.addresses = [torch.tensor([p.data_ptr() for p in self.peers]) for _ in range(case.tp)]
-        self.ranks = [self._arguments(rank, share) for rank in range(case.tp)]
+        names = self.argument_names()
+        self.ranks = []
+        for rank in range(case.tp):
+            args = self._arguments(rank, share)
+            self.ranks.append({name: args[name] for name in names})
         self.reset(tag, limit)
+
+    def argument_names(self) -> list[str]:
+        """In the order of the kernel's argument struct."""
+        return list(modules().ffn.FfnArguments.__annotations__)
+
+    def layouts(self) -> tuple[Any, Any]:
+        """Of the workspace and of symmetric memory."""
+        layouts = modules().regions
+        return layouts.workspace(self.geometry), layouts.symmetric(self.geometry)
 
     def _bytes(self, size: int, name: str, rank: int) -> torch.Tensor:
         return self.device.zeros(
@@ -73,8 +85,7 @@ class Run:
         )
         args["peers"] = device.register(self.addresses[rank], "peers", rank, read_only=True)
         args["rank"] = rank
-        names = modules().ffn.FfnArguments.__annotations__
-        return {name: args[name] for name in names}
+        return args
 
     # ---- launches
     def launch(

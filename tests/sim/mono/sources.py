@@ -36,6 +36,8 @@ class Modules:
     handoff: Any
     epoch: Any
     ffn: Any  # numbers of the stages
+    front: Any
+    back: Any
     formats: Any
     reference: Any
 
@@ -58,6 +60,8 @@ def modules() -> Modules:
                     f"{persistent}.handoff",
                     f"{persistent}.epoch",
                     f"{mono}.kernels.ffn",
+                    f"{mono}.kernels.attention_front",
+                    f"{mono}.kernels.attention_back_ffn",
                     f"{mono}.reference.formats",
                     f"{mono}.reference.ffn",
                 )
@@ -95,23 +99,30 @@ def cache_folder() -> Path:
 def compiled(
     rows: int, tp: int, arch: str = "gfx950", experts: int = 384, picks: int = 6, overlay: Path = OVERLAY
 ) -> Kernel:
-    """The kernel of one build, from the cache if its sources are unchanged."""
-    stem = cache_folder() / f"mono-{source_hash(overlay)}" / f"ffn-{arch}-{rows}-{tp}-{experts}-{picks}"
+    """The FFN launch's kernel of one build."""
+    return compiled_kind("ffn", arch, overlay, rows=rows, tp=tp, experts=experts, picks=picks)
+
+
+def compiled_kind(kind: str, arch: str = "gfx950", overlay: Path = OVERLAY, **fields: int) -> Kernel:
+    """The kernel of one build of a kind (``compile_one.KINDS``), from the cache if its sources are
+    unchanged; ``fields``: its geometry's."""
+    what = "-".join([kind, arch, *(f"{name}{int(value)}" for name, value in fields.items())])
+    stem = cache_folder() / f"mono-{source_hash(overlay)}" / what
     text = stem.with_suffix(".s")
     if not text.exists():
         stem.parent.mkdir(parents=True, exist_ok=True)
         # Test processes may compile the same build at once: each has its own file till it is whole.
         work = Path(tempfile.mkdtemp(dir=stem.parent))
         done = subprocess.run(
-            [sys.executable, str(HERE / "compile_one.py"), str(overlay), str(work / "kernel"), arch]
-            + [str(x) for x in (rows, tp, experts, picks)],
+            [sys.executable, str(HERE / "compile_one.py"), str(overlay), str(work / "kernel"), arch, kind]
+            + [f"{name}={int(value)}" for name, value in fields.items()],
             env=os.environ | {"ROCM_PATH": str(rocm_path())},
             capture_output=True,
             text=True,
         )
         if done.returncode:
             shutil.rmtree(work)
-            raise RuntimeError(f"ffn {rows} rows TP{tp} {arch} does not compile:\n{done.stderr[-3000:]}")
+            raise RuntimeError(f"{what} does not compile:\n{done.stderr[-3000:]}")
         (work / "kernel.s").replace(text)
         shutil.rmtree(work)
     return load(text.read_text(), arch, str(text)).kernel()

@@ -127,6 +127,16 @@ class Buffer:
         ).result
         return fx.Int32(arith.extui(_i32(), value))
 
+    def store_byte(self, offset: Any, value: fx.Int32) -> None:
+        """Store the low byte of ``value`` at ``offset``."""
+        raw.RawPtrBufferStoreOp(
+            arith.trunci(ir.IntegerType.get_signless(8), as_ir_value(value)),
+            self._resource,
+            as_ir_value(i32(offset)),
+            as_ir_value(i32(0)),
+            aux=ir.IntegerAttr.get(_i32(), CACHED),
+        )
+
     def store(self, offset: Any, value: Any, policy: int = CACHED) -> None:
         """Store a 32-bit scalar or a vector of them at ``offset``."""
         raw.RawPtrBufferStoreOp(
@@ -138,13 +148,22 @@ class Buffer:
         )
 
 
+def load_at(address: fx.Int64, count: int) -> Any:
+    """``count`` 32-bit words at a lane's own 64-bit address, unbounded: an ``Int32``, or a vector of them."""
+    result = _i32() if count == 1 else ir.VectorType.get([count], _i32())
+    pointer = llvm.inttoptr(ir.Type.parse("!llvm.ptr<1>"), as_ir_value(address))
+    value = llvm.LoadOp(result, pointer, alignment=4).result
+    return fx.Int32(value) if count == 1 else fx.Vector(value, (count,), fx.Int32)
+
+
 class Lds:
     """An LDS allocation, addressed in bytes."""
 
     def __init__(self, array: Any) -> None:
         self._base = array.ptr.llvm_ptr
 
-    def _at(self, offset: Any) -> ir.Value:
+    def at(self, offset: Any) -> ir.Value:
+        """A pointer to the byte at ``offset``."""
         return llvm.getelementptr(
             self._base.type,
             self._base,
@@ -157,30 +176,30 @@ class Lds:
     def load(self, offset: Any, count: int = 1) -> Any:
         """``count`` 32-bit words (as ``Int32``); ``offset`` is a multiple of the size of the access."""
         result = _i32() if count == 1 else ir.VectorType.get([count], _i32())
-        value = llvm.LoadOp(result, self._at(offset), alignment=4 * count).result
+        value = llvm.LoadOp(result, self.at(offset), alignment=4 * count).result
         return fx.Int32(value) if count == 1 else fx.Vector(value, (count,), fx.Int32)
 
     def store(self, offset: Any, value: Any) -> None:
         """Store a 32-bit scalar or a vector of them; ``offset`` is a multiple of the size of the access."""
         data = as_ir_value(value)
         words = data.type.shape[0] if isinstance(data.type, ir.VectorType) else 1
-        llvm.StoreOp(data, self._at(offset), alignment=4 * words)
+        llvm.StoreOp(data, self.at(offset), alignment=4 * words)
 
     def load_byte(self, offset: Any) -> fx.Int32:
         """One byte, zero-extended."""
         i8 = ir.IntegerType.get_signless(8)
-        return fx.Int32(arith.extui(_i32(), llvm.LoadOp(i8, self._at(offset), alignment=1).result))
+        return fx.Int32(arith.extui(_i32(), llvm.LoadOp(i8, self.at(offset), alignment=1).result))
 
     def store_byte(self, offset: Any, value: fx.Int32) -> None:
         """Store the low byte of ``value``."""
         byte = arith.trunci(ir.IntegerType.get_signless(8), as_ir_value(value))
-        llvm.StoreOp(byte, self._at(offset), alignment=1)
+        llvm.StoreOp(byte, self.at(offset), alignment=1)
 
     def fetch_or(self, offset: Any, bits: fx.Int32) -> None:
         """Set ``bits`` of the word at ``offset``; any number of lanes may at once."""
         llvm.atomicrmw(
             llvm.AtomicBinOp._or,
-            self._at(offset),
+            self.at(offset),
             as_ir_value(bits),
             llvm.AtomicOrdering.monotonic,
             syncscope="workgroup",
@@ -253,6 +272,25 @@ def first_lane_where(condition: Any) -> fx.Int32:
     )
     none = arith.cmpi(arith.CmpIPredicate.eq, mask, arith.constant(i64, 0))
     return fx.Int32(arith.select(none, as_ir_value(fx.Int32(-1)), arith.trunci(_i32(), where)))
+
+
+def choose(condition: Any, then: Callable[[], Sequence[Any]], otherwise: Sequence[Any]) -> list[Any]:
+    """What ``then`` gives where ``condition`` holds, which must be the same in the wave, else
+    ``otherwise``."""
+    kinds = [_rebuild(x) for x in otherwise]
+    other = [as_ir_value(x) for x in otherwise]
+    branch = scf.IfOp(as_ir_value(condition), [x.type for x in other], has_else=True)
+    with ir.InsertionPoint(branch.then_block):
+        scf.YieldOp([as_ir_value(x) for x in then()])
+    with ir.InsertionPoint(branch.else_block):
+        scf.YieldOp(other)
+    return [kind(x) for kind, x in zip(kinds, branch.results, strict=True)]
+
+
+def low_lanes(condition: Any) -> fx.Int32:
+    """A bit for each of lanes 0..31 where ``condition`` holds; uniform."""
+    mask = raw.ballot(ir.IntegerType.get_signless(64), as_ir_value(condition))
+    return fx.Int32(arith.trunci(_i32(), mask))
 
 
 def shuffle_from(value: fx.Int32, lane: Any) -> fx.Int32:
@@ -362,6 +400,11 @@ def drain() -> None:
 def acquire() -> None:
     """After a wait at device scope: later plain loads see what was stored before the awaited word."""
     llvm.fence(llvm.AtomicOrdering.acquire, syncscope="agent")
+
+
+def wave_fence() -> None:
+    """LDS accesses of this wave before it come first; for lanes of a wave that read each other's stores."""
+    llvm.fence(llvm.AtomicOrdering.acq_rel, syncscope="wavefront")
 
 
 def barrier() -> None:

@@ -57,9 +57,10 @@ class Region:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Groups of regions that begin at the same place: no two groups are in use at the same time."""
+    """Groups of regions that begin at the same place: no two groups are in use at the same time. A group may
+    hold such groups in turn."""
 
-    groups: tuple[tuple[Region, ...], ...]
+    groups: tuple[tuple[Region | Overlap, ...], ...]
 
 
 class Layout:
@@ -67,14 +68,13 @@ class Layout:
 
     def __init__(self, regions: Sequence[Region | Overlap]) -> None:
         self._regions: dict[str, Region] = {}
-        end = 0
-        for entry in regions:
-            groups = entry.groups if isinstance(entry, Overlap) else ((entry,),)
-            end = max(self._put(group, end) for group in groups)
-        self.size = end
+        self.size = self._put(regions, 0)
 
-    def _put(self, group: Sequence[Region], end: int) -> int:
+    def _put(self, group: Sequence[Region | Overlap], end: int) -> int:
         for region in group:
+            if isinstance(region, Overlap):
+                end = max(self._put(inner, end) for inner in region.groups)
+                continue
             if region.name in self._regions:
                 raise ValueError(f"two regions are named {region.name!r}")
             if region.item_bytes <= 0 or any(extent <= 0 for extent in region.shape):

@@ -17,6 +17,24 @@ ROUTED_SCALING = 1.5
 SWIGLU_LIMIT = 10.0
 MAX_ROWS = 48
 
+QUERY_RANK = 1280
+HEADS = 64
+HEAD_DIM = 512
+ROTARY = 64
+POSITION_FREE = HEAD_DIM - ROTARY
+QKV = QUERY_RANK + HEAD_DIM
+# Output projection: the heads of a group go to its rank, all groups' ranks to the hidden size.
+OUTPUT_GROUPS = 8
+OUTPUT_RANK = 1024
+GROUP_K = HEADS // OUTPUT_GROUPS * HEAD_DIM
+# Compressed keys of a row at most, and keys of the target's causal window.
+SELECTED = 512
+WINDOW = 128
+# An fp8_ds_mla record: 448 e4m3 and 64 bf16 in a block's data rows, 7 codes and a pad in its scale rows.
+RECORD_DATA = POSITION_FREE + 2 * ROTARY
+RECORD_CODES = 8
+RECORD_BLOCK = 64  # values of one code
+
 WORKGROUPS = 256
 XCDS = 8
 THREADS = 512
@@ -133,6 +151,115 @@ class FfnGeometry:
     def roles_end(self) -> int:
         """Workgroups from here on have no stage's work beside what every workgroup does."""
         return self.mixes_first + self.rows
+
+
+@dataclass(frozen=True)
+class FrontGeometry(FfnGeometry):
+    """One build of the attention front.
+
+    ``fold``: the residual owes the previous layer's post-mix. ``hands_out``: the normed input and the query
+    rank are stored for an index source's compressor and indexer."""
+
+    fold: bool = True
+    hands_out: bool = False
+
+    @property
+    def heads(self) -> int:
+        """Heads of this rank."""
+        return HEADS // self.tp
+
+    @property
+    def qkv_outputs(self) -> int:
+        """Outputs of the first projection that one workgroup does."""
+        return 8
+
+    @property
+    def qkv_workgroups(self) -> int:
+        """Workgroups of the first projection, those of the query rank first."""
+        return QKV // self.qkv_outputs
+
+    @property
+    def query_workgroups(self) -> int:
+        """Workgroups of the query rank."""
+        return QUERY_RANK // self.qkv_outputs
+
+    @property
+    def query_tiles(self) -> int:
+        """Tiles of 16 outputs of the query projection that one workgroup does."""
+        return self.heads * HEAD_DIM // WORKGROUPS // TILE
+
+    @property
+    def query_parts(self) -> int:
+        """Waves that share the K steps of a tile of the query projection."""
+        return WAVES // self.query_tiles
+
+    @property
+    def query_steps(self) -> int:
+        """K steps of one wave in the query projection; some waves have one less."""
+        return -(-QUERY_RANK // K_STEP // self.query_parts)
+
+    @property
+    def mixes_first(self) -> int:
+        """The last workgroups finish the mixes: the first projection leaves some of them idle."""
+        return WORKGROUPS - self.rows
+
+
+@dataclass(frozen=True)
+class BackGeometry(FfnGeometry):
+    """One build of the attention back with the FFN half.
+
+    ``window``: keys of a row's window at most, the width of its indices. ``selected``: compressed keys of a
+    row at most, 0 or 512."""
+
+    window: int = WINDOW
+    selected: int = SELECTED
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.selected not in (0, SELECTED):
+            raise ValueError(f"no attention back: {self.selected} compressed keys, it does 0 or {SELECTED}")
+        if self.window % TILE or not 0 < self.window <= 2 * WINDOW:
+            wanted = f"a multiple of {TILE} up to {2 * WINDOW}"
+            raise ValueError(f"no attention back: a window of {self.window} keys, it does {wanted}")
+
+    @property
+    def heads(self) -> int:
+        """Heads of this rank."""
+        return HEADS // self.tp
+
+    @property
+    def groups(self) -> int:
+        """Groups of the output projection of this rank."""
+        return OUTPUT_GROUPS // self.tp
+
+    @property
+    def task_heads(self) -> int:
+        """Heads of one attention task: the fewest with which every XCD has a workgroup for each task of its
+        rows. A task reads all keys of its row, so fewer heads a task are more reads and more workgroups."""
+        rows_a_xcd, at_once = -(-self.rows // XCDS), 1
+        while rows_a_xcd * (self.heads // at_once) > WORKGROUPS // XCDS:
+            at_once *= 2
+        return at_once
+
+    @property
+    def keys(self) -> int:
+        """Places of a row's keys: the compressed ones, then the window's."""
+        return self.selected + self.window
+
+    @property
+    def wave_tiles(self) -> int:
+        """Tiles of 16 keys of one wave at most."""
+        return -(-self.keys // TILE // WAVES)
+
+    @property
+    def rank_outputs(self) -> int:
+        """Outputs of wo_a that one workgroup does."""
+        return self.groups * OUTPUT_RANK // WORKGROUPS
+
+    @property
+    def rank_columns(self) -> int:
+        """Outputs of wo_a of this rank, the K of wo_b."""
+        return self.groups * OUTPUT_RANK
 
 
 def slice_of(workgroup: int) -> int:

@@ -1,12 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The FFN launch's memory: a rank's symmetric memory, its workspace, a workgroup's LDS."""
+"""The launches' memory: a rank's symmetric memory, its workspace, a workgroup's LDS."""
 
 from __future__ import annotations
 
 from vllm.models.common.amd.persistent.handoff import CONTROL_BYTES, mailbox
 from vllm.models.common.amd.persistent.regions import Layout, Overlap, Region
 
-from .geometry import HIDDEN, MIXES, STREAMS, TILE, WAVES, WORKGROUPS, FfnGeometry
+from .geometry import (
+    GROUP_K,
+    HEAD_DIM,
+    HIDDEN,
+    K_STEP,
+    MIXES,
+    QKV,
+    QUERY_RANK,
+    STREAMS,
+    TILE,
+    WAVES,
+    WORKGROUPS,
+    BackGeometry,
+    FfnGeometry,
+    FrontGeometry,
+)
 
 # Mixes of a seam, and the residual's sum of squares.
 SEAM_SUMS = MIXES + 1
@@ -31,50 +46,141 @@ def symmetric(g: FfnGeometry) -> Layout:
 
 def workspace(g: FfnGeometry) -> Layout:
     """Mailboxes between a rank's workgroups."""
+    return Layout(_ffn_workspace(g))
+
+
+def _ffn_workspace(g: FfnGeometry) -> list[Region]:
+    return [
+        Region("collapsed", (g.rows, HIDDEN // 2), 4),
+        mailbox("collapsed_ready", WORKGROUPS),
+        mailbox("seam_sums", g.rows, SEAM_SUMS, WORKGROUPS),
+        mailbox("logits", g.rows, g.experts),
+        Region("intermediate", (g.rows, g.slots, g.share), 1),
+        # The word of block 4 step + group: its code in the aux bits. Two words are one load.
+        mailbox("blocks_ready", g.rows, g.slots, 4, -(-g.down_steps // 2) * 2),
+    ]
+
+
+def lds(g: FfnGeometry) -> Layout:
+    """LDS of a workgroup, in bytes."""
+    return Layout(_ffn_lds(g))
+
+
+def _ffn_lds(g: FfnGeometry) -> list[Region | Overlap]:
+    return [
+        Overlap(
+            (
+                # Partial sums of the waves: gate/up is the largest user (four tiles of 16 outputs). With one
+                # tile of rows there are two sets, for turns that overlap.
+                (Region("partial", (1 + (g.row_tiles == 1), WAVES, 4 * g.row_tiles, 64, 4), 4),),
+                # Operands on their way to registers.
+                (
+                    Region("activations", (min(g.rows, TILE), OPERAND_ROW), 1),
+                    Region("codes", (min(g.rows, TILE), WAVES, 4, CODE_BYTES), 1),
+                ),
+            )
+        ),
+        *_seam_lds(g),
+        Region("router_squares", (WAVES, TILE), 4),
+        Region("pick_expert", (g.rows, g.picks), 4),
+        Region("pick_weight", (g.rows, g.picks), 4),
+        Region("active_bits", (g.experts // 32,), 4),
+        Region("active", (g.max_active,), 4),
+        # Slot of an active expert for a row; NO_SLOT if the row has not picked it.
+        Region("slot_of", (g.max_active, g.row_tiles * TILE), 1),
+        Region("index_of", (g.experts,), 4),
+    ]
+
+
+def _seam_lds(g: FfnGeometry) -> list[Region]:
+    """What a seam and the normalisation behind it keep."""
+    return [
+        Region("norm", (HIDDEN // 2,), 4),
+        Region("streams", (g.rows, STREAMS, g.columns), 4),
+        # A row of weights starts four banks after the one before.
+        Region("mix_weights", (MIXES, STREAMS * g.columns + 4), 4),
+        # Rows past the last are where turns without a row add up.
+        Region("squares", (g.rows + 1, 10), 4),
+        Region("rstd", (g.rows,), 4),
+        Region("mixes", (32,), 4),
+    ]
+
+
+# ---- the attention front
+def front_symmetric(_: FrontGeometry) -> Layout:
+    """The control block alone: no rank waits for another."""
+    return Layout([Region("control", (CONTROL_BYTES,), 1)])
+
+
+def front_workspace(g: FrontGeometry) -> Layout:
+    """Between a rank's workgroups."""
     return Layout(
         [
             Region("collapsed", (g.rows, HIDDEN // 2), 4),
             mailbox("collapsed_ready", WORKGROUPS),
             mailbox("seam_sums", g.rows, SEAM_SUMS, WORKGROUPS),
-            mailbox("logits", g.rows, g.experts),
-            Region("intermediate", (g.rows, g.slots, g.share), 1),
-            # The word of block 4 step + group: its code in the aux bits. Two words are one load.
-            mailbox("blocks_ready", g.rows, g.slots, 4, -(-g.down_steps // 2) * 2),
+            # The first projection's outputs, bf16: the query rank, then the key.
+            Region("qkv", (g.rows, QKV // 2), 4),
+            mailbox("qkv_ready", g.qkv_workgroups),
         ]
     )
 
 
-def lds(g: FfnGeometry) -> Layout:
+def front_lds(g: FrontGeometry) -> Layout:
     """LDS of a workgroup, in bytes."""
     return Layout(
         [
             Overlap(
                 (
-                    # Partial sums of the waves: gate/up is the largest user (four tiles of 16 outputs). With
-                    # one tile of rows there are two sets, for turns that overlap.
-                    (Region("partial", (1 + (g.row_tiles == 1), WAVES, 4 * g.row_tiles, 64, 4), 4),),
-                    # Operands on their way to registers.
+                    (Region("partial", (1, WAVES, g.row_tiles, 64, 4), 4),),
                     (
                         Region("activations", (min(g.rows, TILE), OPERAND_ROW), 1),
                         Region("codes", (min(g.rows, TILE), WAVES, 4, CODE_BYTES), 1),
                     ),
                 )
             ),
-            Region("norm", (HIDDEN // 2,), 4),
-            Region("streams", (g.rows, STREAMS, g.columns), 4),
-            # A row of weights starts four banks after the one before.
-            Region("mix_weights", (MIXES, STREAMS * g.columns + 4), 4),
-            # Rows past the last are where turns without a row add up.
-            Region("squares", (g.rows + 1, 10), 4),
-            Region("rstd", (g.rows,), 4),
-            Region("router_squares", (WAVES, TILE), 4),
-            Region("mixes", (32,), 4),
-            Region("pick_expert", (g.rows, g.picks), 4),
-            Region("pick_weight", (g.rows, g.picks), 4),
-            Region("active_bits", (g.experts // 32,), 4),
-            Region("active", (g.max_active,), 4),
-            # Slot of an active expert for a row; NO_SLOT if the row has not picked it.
-            Region("slot_of", (g.max_active, g.row_tiles * TILE), 1),
-            Region("index_of", (g.experts,), 4),
+            *_seam_lds(g),
+            Region("query_norm", (QUERY_RANK // 2,), 4),
+            Region("query_squares", (WAVES, TILE), 4),
         ]
     )
+
+
+# ---- the attention back
+def back_symmetric(g: BackGeometry) -> Layout:
+    """As the FFN launch's."""
+    return symmetric(g)
+
+
+def back_workspace(g: BackGeometry) -> Layout:
+    """The attention's, and the FFN's."""
+    return Layout(
+        [
+            # Heads' outputs, e4m3. The word of block 4 step + group of an output group, its code in the aux
+            # bits.
+            Region("attended", (g.rows, g.heads * HEAD_DIM), 1),
+            mailbox("attended_ready", g.rows, g.groups, 4, GROUP_K // K_STEP),
+            # What invalid keys read; nobody writes it.
+            Region("zeros", (1024,), 1),
+            # wo_a's outputs, bf16.
+            Region("ranks", (g.rows, g.rank_columns // 2), 4),
+            mailbox("ranks_ready", WORKGROUPS),
+            *_ffn_workspace(g),
+        ]
+    )
+
+
+# A row of values in LDS starts eight banks after the one before.
+VALUE_ROW = HEAD_DIM + 16
+
+
+def back_lds(g: BackGeometry) -> Layout:
+    """LDS of a workgroup, in bytes: the attention's first, then the FFN half's in its place."""
+    attention = (
+        # A tile of keys a wave, bf16; later a wave's sums of its keys, by head.
+        Region("values", (WAVES, TILE, VALUE_ROW), 2),
+        Region("query", (g.task_heads, VALUE_ROW), 2),
+        # Largest score and sum of weights of a wave's keys, by head.
+        Region("softmax", (WAVES, g.task_heads, 2), 4),
+    )
+    return Layout([Overlap((attention, tuple(_ffn_lds(g))))])

@@ -40,6 +40,19 @@ class Isa(ABC):
         """``acc`` (4 floats) plus 16 x 16 x 32 bf16; operands are 4 words (8 values) a lane."""
 
     @abstractmethod
+    def mfma_bf16_half(self, weights: Any, activations: Any, acc: Any) -> Any:
+        """``acc`` plus 16 x 16 x 16 bf16; operands are 2 words a lane: k 4 g .. 4 g + 3 of row r."""
+
+    @abstractmethod
+    def column_bf16(self, shared: Any, offset: Any) -> Any:
+        """Two words: four bf16 of one column of LDS rows. Per 16 lanes, lane 4 k + c points to columns
+        4 c .. 4 c + 3 of row k, and lane r gets column r of rows 0..3. All lanes take part."""
+
+    @abstractmethod
+    def expand_fp8(self, word: fx.Int32, scale: fx.Float32) -> list[fx.Int32]:
+        """Four e4m3 times a power of two, as two bf16 pairs."""
+
+    @abstractmethod
     def mfma_fp4(
         self, weights: Any, weight_code: Code, activations: Any, activation_code: Code, acc: Any
     ) -> Any:

@@ -33,6 +33,28 @@ class Gfx950(Isa):
         a, b = (x.bitcast(fx.BFloat16) for x in (weights, activations))
         return fx.Vector(rocdl.mfma_f32_16x16x32_bf16(_acc_type(), [a, b, acc]), (4,), fx.Float32)
 
+    def mfma_bf16_half(self, weights: Any, activations: Any, acc: Any) -> Any:
+        four = ir.VectorType.get([4], ir.IntegerType.get_signless(16))
+        a, b = (llvm.bitcast(four, as_ir_value(x)) for x in (weights, activations))
+        return fx.Vector(rocdl.mfma_f32_16x16x16bf16_1k(_acc_type(), [a, b, acc]), (4,), fx.Float32)
+
+    def column_bf16(self, shared: Any, offset: Any) -> Any:
+        four = ir.VectorType.get([4], ir.IntegerType.get_signless(16))
+        two = ir.VectorType.get([2], ir.IntegerType.get_signless(32))
+        return fx.Vector(llvm.bitcast(two, raw.ds_read_tr16_b64(four, shared.at(offset))), (2,), fx.Int32)
+
+    def expand_fp8(self, word: fx.Int32, scale: fx.Float32) -> list[fx.Int32]:
+        pair = ir.VectorType.get([2], ir.BF16Type.get())
+        return [
+            fx.Int32(
+                llvm.bitcast(
+                    ir.IntegerType.get_signless(32),
+                    raw.cvt_scalef32_pk_bf16_fp8(pair, as_ir_value(word), as_ir_value(scale), upper),
+                )
+            )
+            for upper in (False, True)
+        ]
+
     def _scaled(self, a_format: int, a: Any, a_code: Code, b: Any, b_code: Code, acc: Any) -> Any:
         out = rocdl.mfma_scale_f32_16x16x128_f8f6f4(
             _acc_type(), [a, b, acc, a_format, _E4M3, a_code.byte, a_code.word, b_code.byte, b_code.word]

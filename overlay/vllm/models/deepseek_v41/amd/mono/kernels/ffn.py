@@ -9,22 +9,20 @@ Limits: 1..48 rows; the layer's sizes are fixed (``geometry``); loads of weights
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import flydsl.compiler as flyc
 import flydsl.expr as fx
 from vllm.models.common.amd.persistent import device as dev
-from vllm.models.common.amd.persistent.handoff import Launch
 from vllm.models.common.amd.persistent.isa.base import Isa
 
 from .. import regions
-from ..geometry import HIDDEN, THREADS, WORKGROUPS, FfnGeometry
+from ..geometry import THREADS, WORKGROUPS, FfnGeometry
 from ..stages.activations import Activations, load_norm
 from ..stages.all_reduce import exchange
 from ..stages.collapsed import CollapsedRows
-from ..stages.context import Context
-from ..stages.down import Down
+from ..stages.context import Context, Place
+from ..stages.down import Down, slice_word
 from ..stages.gate_up import GateUp
 from ..stages.hyper_connection import HyperConnection
 from ..stages.routing import Router
@@ -82,56 +80,12 @@ class FfnArguments:
     rank: fx.Int32
 
 
-def _context(g: FfnGeometry, isa: Isa, args: Any) -> Context:
-    symmetric, workspace, lds = regions.symmetric(g), regions.workspace(g), regions.lds(g)
-    thread, workgroup = fx.thread_idx.x, fx.block_idx.x
-    table = dev.Buffer(args.peers)
-    peers = [dev.Buffer(dev.address(table.load(8 * i, 2)), symmetric.size) for i in range(g.tp)]
-    own = dev.Buffer(dev.address(table.load(args.rank * 8, 2)), symmetric.size)
-    shared = dev.Lds(fx.SharedAllocator().allocate(fx.Array[fx.Int32, lds.size // 4, 16]).peek())
-    return Context(
-        geometry=g,
-        isa=isa,
-        args=args,
-        launch=Launch.begin(own, peers, workgroup),
-        symmetric=symmetric,
-        workspace=workspace,
-        lds=lds,
-        own=own,
-        work=dev.Buffer(args.workspace, workspace.size),
-        shared=shared,
-        peers=peers,
-        thread=thread,
-        workgroup=workgroup,
-        rank=args.rank,
-    )
-
-
-@dataclass
-class _Place:
-    """A lane's word of the slice, in both all-reduces and in the seam."""
-
-    active: Any
-    item: Any
-    row: Any
-    word: Any
-    column_at: Any  # byte offset in a bf16 [rows, 5120]
-
-    @classmethod
-    def of(cls, ctx: Context, thread: Any) -> "_Place":
-        g = ctx.geometry
-        active = thread < g.rows * g.pairs
-        item = active.select(thread, fx.Int32(0))
-        row, word = item // g.pairs, item % g.pairs
-        return cls(active, item, row, word, row * (HIDDEN * 2) + (ctx.slice_idx * g.columns + word * 2) * 2)
-
-
-def _run(ctx: Context) -> None:
+def ffn_half(ctx: Context, partial_of: Callable[[Place], Any]) -> None:
+    """From wo_b's unreduced output on. ``partial_of`` gives a lane's word of it, two bf16."""
     g = ctx.geometry
-    place = _Place.of(ctx, ctx.thread)
+    place = Place.of(ctx, ctx.thread)
 
     # Loads that depend on no one come first.
-    partial = dev.Buffer(ctx.args.partial).load(place.column_at)
     collapsed = CollapsedRows(ctx, COLLAPSED)
     seam, router = HyperConnection(ctx, collapsed, MIXES), Router(ctx, LOGITS)
     seam.load(place.row, place.word)
@@ -140,6 +94,7 @@ def _run(ctx: Context) -> None:
     router.clear_active()
     router.warm_gate()
 
+    partial = partial_of(place)
     attention = exchange(ctx, ctx.symmetric.attention, ATTENTION_REDUCE, place.item, place.active, partial)
     seam.fold(place.row, place.word, place.active, attention)
     collapsed.announce()
@@ -161,10 +116,9 @@ def _run(ctx: Context) -> None:
     down = Down(ctx, INTERMEDIATE)
     down.sum_experts(num_active)
     # Found again from the thread, so that it takes no registers in between.
-    place = _Place.of(ctx, dev.pin(ctx.thread))
-    moe = exchange(
-        ctx, ctx.symmetric.moe, MOE_REDUCE, place.item, place.active, down.word(place.row, place.word)
-    )
+    place = Place.of(ctx, dev.pin(ctx.thread))
+    word = slice_word(ctx, place.row, place.word)
+    moe = exchange(ctx, ctx.symmetric.moe, MOE_REDUCE, place.item, place.active, word)
 
     @dev.when(place.active)
     def _() -> None:
@@ -178,9 +132,14 @@ def _run(ctx: Context) -> None:
 def build(g: FfnGeometry, isa: Isa, name: str = "ffn") -> Callable[..., Any]:
     """The launcher of one build, ``name`` in the code object: called with ``FfnArguments``."""
 
+    layouts = regions.symmetric(g), regions.workspace(g), regions.lds(g)
+
     @flyc.kernel(name=name, known_block_size=[THREADS, 1, 1])
     def kernel(args: FfnArguments) -> None:
-        _run(_context(g, isa, args))
+        ctx = Context.begin(g, isa, args, layouts)
+        partial = dev.Buffer(args.partial)
+        word = partial.load(Place.of(ctx, ctx.thread).column_at)
+        ffn_half(ctx, lambda _: word)
 
     @flyc.jit
     def launch(args: FfnArguments, stream: fx.Stream = STREAM) -> None:

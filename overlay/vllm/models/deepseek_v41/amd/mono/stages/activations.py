@@ -38,10 +38,11 @@ class Operand:
 
 
 class Activations:
-    """Turns of every row, dealt to the waves in order."""
+    """Turns of every row, dealt to the waves in order. ``hand_out``: the byte address of a bf16 [rows, 5120]
+    to which the workgroup of a row's number stores that row normalised."""
 
-    def __init__(self, ctx: Context) -> None:
-        self.ctx = ctx
+    def __init__(self, ctx: Context, hand_out: Any = None) -> None:
+        self.ctx, self._hand_out = ctx, hand_out
         # Values of the sums of squares are kept for the quantisation while they fit the registers.
         self._held: dict[int, Any] = {}
         self._keep = ctx.geometry.rows * TURNS_A_ROW <= 10 * WAVES
@@ -126,6 +127,7 @@ class Activations:
             low, high = m.unpack_bf16(words[i])
             low_weight, high_weight = m.unpack_bf16(weights[i])
             pairs.append(ctx.isa.pack_bf16(low * rstd * low_weight, high * rstd * high_weight))
+        self._store_normed(row, eight, pairs)
         amax = m.largest_of_pairs(pairs)
         for distance in (1, 2):
             amax = dev.unsigned_max(amax, dev.quad_xor(amax, distance))
@@ -148,6 +150,15 @@ class Activations:
             store()
         else:
             dev.when(there)(store)
+
+    def _store_normed(self, row: Any, eight: Any, pairs: list[Any]) -> None:
+        if self._hand_out is None:
+            return
+
+        # A turn past the last row has no workgroup of its number among the rows'.
+        @dev.when((self.ctx.workgroup == row) & (row < self.ctx.geometry.rows))
+        def _() -> None:
+            dev.Buffer(self._hand_out).store(row * (HIDDEN * 2) + eight * 16, dev.vector_i32(pairs))
 
     def _read(self, tile: int) -> list[Operand]:
         """Lanes without a row read the last row's operands; nothing of theirs is handed over."""

@@ -12,7 +12,7 @@ from vllm.models.common.amd.persistent.handoff import Launch
 from vllm.models.common.amd.persistent.isa.base import Isa
 from vllm.models.common.amd.persistent.regions import Layout
 
-from ..geometry import K_STEP, FfnGeometry, slice_of
+from ..geometry import HIDDEN, K_STEP, FfnGeometry, slice_of
 
 
 @dataclass
@@ -49,6 +49,33 @@ class Context:
         self.row = self.lane % 16
         self.slice_idx = slice_of(self.workgroup)
 
+    @classmethod
+    def begin(
+        cls, geometry: FfnGeometry, isa: Isa, args: Any, layouts: tuple[Layout, Layout, Layout]
+    ) -> Context:
+        """The context of a launch whose memories have ``layouts``: symmetric memory, workspace, LDS."""
+        symmetric, workspace, lds = layouts
+        thread, workgroup = fx.thread_idx.x, fx.block_idx.x
+        table = dev.Buffer(args.peers)
+        peers = [dev.Buffer(dev.address(table.load(8 * i, 2)), symmetric.size) for i in range(geometry.tp)]
+        own = dev.Buffer(dev.address(table.load(args.rank * 8, 2)), symmetric.size)
+        return cls(
+            geometry=geometry,
+            isa=isa,
+            args=args,
+            launch=Launch.begin(own, peers, workgroup),
+            symmetric=symmetric,
+            workspace=workspace,
+            lds=lds,
+            own=own,
+            work=dev.Buffer(args.workspace, workspace.size),
+            shared=dev.Lds(fx.SharedAllocator().allocate(fx.Array[fx.Int32, lds.size // 4, 16]).peek()),
+            peers=peers,
+            thread=thread,
+            workgroup=workgroup,
+            rank=args.rank,
+        )
+
     @property
     def hidden_steps(self) -> int:
         """128 k of a wave's share of the hidden size."""
@@ -59,3 +86,22 @@ class Context:
         compiler from loading several steps ahead. With few rows there is room, and loads should go early."""
         if self.geometry.row_tiles > 1:
             dev.schedule_fence()
+
+
+@dataclass
+class Place:
+    """A lane's word of the slice, in both all-reduces and in the seam."""
+
+    active: Any
+    item: Any
+    row: Any
+    word: Any
+    column_at: Any  # byte offset in a bf16 [rows, 5120]
+
+    @classmethod
+    def of(cls, ctx: Context, thread: Any) -> Place:
+        g = ctx.geometry
+        active = thread < g.rows * g.pairs
+        item = active.select(thread, fx.Int32(0))
+        row, word = item // g.pairs, item % g.pairs
+        return cls(active, item, row, word, row * (HIDDEN * 2) + (ctx.slice_idx * g.columns + word * 2) * 2)

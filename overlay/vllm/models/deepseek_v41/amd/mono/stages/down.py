@@ -172,23 +172,23 @@ class Down:
                 ctx.fence()
         return out
 
-    # ---- after the barrier
-    def word(self, row: Any, word: Any) -> Any:
-        """This rank's partial of columns 2 word, 2 word + 1 of the slice for a step row, two bf16."""
-        ctx = self.ctx
-        tile, lane_row = row // TILE, row % TILE
-        values = []
-        for half in range(2):
-            column = word * 2 + half
-            part = column // TILE
-            inside = column % TILE
-            lane = inside // 4 * 16 + lane_row
-            total = fx.Float32(0.0)
-            for wave in range(WAVES):
-                at = ctx.lds.partial.at(0, wave, tile * _PARTS + part, lane, inside % 4)
-                total = total + dev.bits_f32(ctx.shared.load(at))
-            values.append(total)
-        return ctx.isa.pack_bf16(values[0], values[1])
+
+def slice_word(ctx: Context, row: Any, word: Any) -> Any:
+    """This rank's partial of columns 2 word, 2 word + 1 of the slice for a step row, two bf16: from the
+    waves' sums in LDS, of the 16 and the 4 columns of a tile of rows."""
+    tile, lane_row = row // TILE, row % TILE
+    values = []
+    for half in range(2):
+        column = word * 2 + half
+        part = column // TILE
+        inside = column % TILE
+        lane = inside // 4 * 16 + lane_row
+        total = fx.Float32(0.0)
+        for wave in range(WAVES):
+            at = ctx.lds.partial.at(0, wave, tile * _PARTS + part, lane, inside % 4)
+            total = total + dev.bits_f32(ctx.shared.load(at))
+        values.append(total)
+    return ctx.isa.pack_bf16(values[0], values[1])
 
 
 class _ExpertWeights:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The FFN's hyper-connection seam.
+"""A hyper-connection seam, of the attention or of the FFN.
 
-Inputs: the attention output (summed over ranks, a word a lane), the residual streams, the attention seam's
-post, comb and pre mixes. Outputs: the residual with the attention folded in, bf16 [rows, 4, 5120]; the
-collapsed row, handed to every workgroup; this seam's post [rows, 4], comb [rows, 4, 4] and pre [rows, 4].
+Inputs: what comes before it (the attention's output or the last layer's, summed over ranks, a word a lane),
+the residual streams, the last seam's post, comb and pre mixes. Outputs: the residual with it folded in, bf16
+[rows, 4, 5120]; the collapsed row, handed to every workgroup; this seam's post [rows, 4], comb [rows, 4, 4]
+and pre [rows, 4].
 
 Work split: a lane folds and collapses one word (two columns) of one row of its workgroup's slice, which is
 all that the rest of the launch waits for. The mixes are off that path: every workgroup sends its slice's
@@ -76,21 +77,12 @@ class HyperConnection:
             ctx.shared.store(ctx.lds.mix_weights.at(mix, quad * 4), words)
 
     # ---- on the critical path
-    def fold(self, row: Any, word: Any, active: Any, attention: Any) -> None:
-        """Fold ``attention`` into the streams, store them, collapse them, hand the collapsed word over."""
+    def fold(self, row: Any, word: Any, active: Any, output: Any | None) -> None:
+        """Fold ``output`` into the streams, store them, collapse them, hand the collapsed word over. Streams
+        that owe nothing (``output`` None) stay as they are."""
         ctx = self.ctx
-        attn = m.unpack_bf16(attention)
-        old = [m.unpack_bf16(x) for x in self._old]
-        new_words, new = [], []
-        for j in range(STREAMS):
-            pair = []
-            for half in range(2):
-                total = self._post[j] * attn[half]
-                for i in range(STREAMS):
-                    total = m.fused(self._comb[i][j], old[i][half], total)
-                pair.append(total)
-            new_words.append(ctx.isa.pack_bf16(pair[0], pair[1]))
-            new.append(m.unpack_bf16(new_words[j]))
+        new_words = self._old if output is None else self._folded(m.unpack_bf16(output))
+        new = [m.unpack_bf16(x) for x in new_words]
         collapsed = []
         for half in range(2):
             total = self._pre[0] * new[0][half]
@@ -106,6 +98,20 @@ class HyperConnection:
             for j in range(STREAMS):
                 out.store(self._residual_at + j * _ROW_BYTES, new_words[j])
                 ctx.shared.store(ctx.lds.streams.at(row, j, word * 2), dev.vector_f32([new[j][0], new[j][1]]))
+
+    def _folded(self, output: Any) -> list[Any]:
+        """post x the output, and the streams mixed by comb, rounded to bf16."""
+        old = [m.unpack_bf16(x) for x in self._old]
+        words = []
+        for j in range(STREAMS):
+            pair = []
+            for half in range(2):
+                total = self._post[j] * output[half]
+                for i in range(STREAMS):
+                    total = m.fused(self._comb[i][j], old[i][half], total)
+                pair.append(total)
+            words.append(self.ctx.isa.pack_bf16(pair[0], pair[1]))
+        return words
 
     # ---- beside it
     def send_sums(self) -> None:

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse attention of a decode step: each row's heads over its window's and its selected compressed keys.
+
+Inputs: the query, bf16 [rows, heads, 512]; both caches; the rows' key lists. Output: ``attended``, the heads'
+outputs with the rotary taken back, MXFP8 [rows, heads x 512], a block of 32 handed over by a word that
+carries its code.
+
+Work split: a task is ``task_heads`` heads of one row with all of its keys, so that no partial result crosses
+workgroups. A row's tasks lie on one XCD, whose L2 then holds its keys. In a task the waves take tiles of 16
+keys in turn, each with its own softmax, and add through LDS.
+
+A tile's keys are loaded to registers as operands of the scores, a lane a quarter of a key, and left in LDS as
+bf16, from where they are read transposed as operands of the weighted sum: keys are values, too.
+
+Numerics: keys are exact in bf16; scores in fp32, times 512^-1/2; softmax in base 2 with the sink; weights are
+rounded to bf16 against the largest score of the wave's keys so far, their sum is of the unrounded ones; the
+output is rounded to bf16, turned in fp32, quantised with one E8M0 code per 32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flydsl.expr as fx
+from vllm.models.common.amd.persistent import device as dev
+from vllm.models.common.amd.persistent import math as m
+from vllm.models.common.amd.persistent.handoff import send, tag_word
+
+from ..geometry import (
+    GROUP_K,
+    HEAD_DIM,
+    MX_BLOCK,
+    POSITION_FREE,
+    RECORD_BLOCK,
+    RECORD_CODES,
+    RECORD_DATA,
+    ROTARY,
+    SELECTED,
+    TILE,
+    WAVES,
+    XCDS,
+)
+from .context import Context
+from .qkv_projection import rotated
+
+_BLOCKS = POSITION_FREE // RECORD_BLOCK
+_DIM_TILES = HEAD_DIM // TILE
+_QUARTER = 16  # e4m3 of one block that a lane takes
+_LOWEST = -1.0e30
+_SCALE = HEAD_DIM**-0.5 * m.LOG2_E
+
+
+class _Key:
+    """The key of one lane in a tile: key r of lane (g, r), a quarter of every block of it."""
+
+    def __init__(self, valid: Any, codes: Any, blocks: list[Any], rotary: list[Any]) -> None:
+        self.valid, self.codes, self.blocks, self.rotary = valid, codes, blocks, rotary
+
+    def operands(self, ctx: Context) -> list[tuple[int, Any]]:
+        """(first dim of lane group 0's, eight values as words) of each 32 k. In a block, lane group g has
+        dims 16 g .. 16 g + 15 in two operands; of the rotary dims, 8 g .. 8 g + 7 of each 32."""
+        out = []
+        for block, words in enumerate(self.blocks):
+            code = dev.shift_right(self.codes[block // 4], block % 4 * 8) & 0xFF
+            scale = dev.bits_f32(code << 23)
+            for half in range(2):
+                pairs = [p for i in range(2) for p in ctx.isa.expand_fp8(words[half * 2 + i], scale)]
+                out.append((block * RECORD_BLOCK + half * 8, dev.vector_i32(pairs)))
+        for part, words in enumerate(self.rotary):
+            out.append((POSITION_FREE + part * 32, words))
+        return out
+
+
+def _stride(dim: int) -> int:
+    """Dims between lane groups of an operand whose first dim is ``dim``."""
+    return _QUARTER if dim < POSITION_FREE else 8
+
+
+class SparseAttention:
+    """This workgroup's task, if it has one."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        g = ctx.geometry
+        tasks = g.heads // g.task_heads
+        local = ctx.workgroup // XCDS
+        self.row = ctx.workgroup % XCDS + local // tasks * XCDS
+        self.first_head = local % tasks * g.task_heads
+        self._there = self.row < g.rows
+
+    def run(self) -> None:
+        """Attend, and hand the heads over. Every wave of the workgroup calls it; ends with a barrier."""
+
+        @dev.when(self._there)
+        def _() -> None:
+            self._begin()
+            self._load_query()
+            dev.barrier()
+            largest, total, acc = self._attend()
+            self._leave(largest, total, acc)
+            dev.barrier()
+
+            @dev.when(self.ctx.wave < self.ctx.geometry.task_heads)
+            def _() -> None:
+                self._finish()
+
+        dev.barrier()
+
+    # ---- the row
+    def _begin(self) -> None:
+        ctx, args = self.ctx, self.ctx.args
+        row = self.row
+        position = dev.uniform(dev.Buffer(args.positions).load(row * 8))
+        live = dev.uniform(dev.Buffer(args.slots).load(row * 8)) >= 0
+        window = dev.uniform(dev.Buffer(args.window_lens).load(row * 4))
+        self._position = position
+        self._window = live.select(fx.min(window, fx.Int32(ctx.geometry.window)), fx.Int32(0))
+        if ctx.geometry.selected:
+            # The ratio is 1 or 2.
+            there = dev.shift_right(position + 1, args.ratio - 1)
+            self._selected = live.select(fx.min(there, fx.Int32(SELECTED)), fx.Int32(0))
+            self._table = (
+                args.block_table
+                + fx.Int64(dev.uniform(dev.Buffer(args.requests).load(row * 4)) * args.table_stride) * 4
+            )
+
+    def _load_query(self) -> None:
+        """The task's heads to LDS, 16 bytes a thread."""
+        ctx, g = self.ctx, self.ctx.geometry
+        pieces = HEAD_DIM * 2 // 16
+        item = ctx.thread
+
+        @dev.when(item < g.task_heads * pieces)
+        def _() -> None:
+            head, piece = item // pieces, item % pieces
+            at = ((self.row * g.heads + self.first_head + head) * HEAD_DIM) * 2 + piece * 16
+            ctx.shared.store(ctx.lds.query.at(head, piece * 8), dev.Buffer(ctx.args.query).load(at, 4))
+
+    # ---- keys
+    def _slot(self, tile: Any) -> tuple[Any, Any, Any]:
+        """(slot, whether there is a key, whether it is a compressed one) of this lane's key of a tile."""
+        ctx, g, args = self.ctx, self.ctx.geometry, self.ctx.args
+        key = tile * TILE + ctx.row
+        in_window = key - g.selected
+        inside = (in_window >= 0) & (in_window < self._window)
+        indices = dev.Buffer(args.window_indices)
+        at = inside.select(self.row * g.window + in_window, fx.Int32(0))
+        slot = inside.select(indices.load(at * 4), fx.Int32(-1))
+        if not g.selected:
+            return slot, slot >= 0, None
+        picked = key < self._selected
+        entry = dev.Buffer(args.selected).load(picked.select(self.row * SELECTED + key, fx.Int32(0)) * 4)
+        entry = picked.select(entry, fx.Int32(-1))
+        has = entry >= 0
+        entry = has.select(entry, fx.Int32(0))
+        block = dev.load_at(self._table + fx.Int64(entry // args.compressed_block) * 4, 1)
+        compressed = block * args.compressed_block + entry % args.compressed_block
+        return has.select(compressed, slot), has | (slot >= 0), has
+
+    def _load(self, tile: Any) -> _Key:
+        """This lane's quarter of its key; an absent key is all zeros."""
+        ctx, g, args = self.ctx, self.ctx.geometry, self.ctx.args
+        slot, valid, compressed = self._slot(tile)
+        slot = valid.select(slot, fx.Int32(0))
+        cache, stride, records = args.window_cache, args.window_stride, args.window_block
+        if g.selected:
+            cache = compressed.select(args.compressed_cache, cache)
+            stride = compressed.select(args.compressed_stride, stride)
+            records = compressed.select(args.compressed_block, records)
+        base = cache + fx.Int64(slot // records) * stride
+        inside = slot % records
+        zeros = args.workspace + fx.Int64(ctx.workspace.zeros.offset)
+        data = valid.select(base + fx.Int64(inside * RECORD_DATA), zeros)
+        codes = valid.select(base + fx.Int64(records * RECORD_DATA + inside * RECORD_CODES), zeros)
+        quarter = data + fx.Int64(ctx.group * _QUARTER)
+        blocks = [dev.load_at(quarter + fx.Int64(b * RECORD_BLOCK), 4) for b in range(_BLOCKS)]
+        rotary = [dev.load_at(quarter + fx.Int64(POSITION_FREE + part * 64), 4) for part in range(2)]
+        return _Key(valid, dev.load_at(codes, 2), blocks, rotary)
+
+    # ---- scores and sums
+    def _attend(self) -> tuple[Any, Any, list[Any]]:
+        """(largest score, sum of weights of this lane's keys, sums by tile of dims) of this wave's keys."""
+        zero = dev.vector_f32([fx.Float32(0.0)] * 4)
+        start = [fx.Float32(_LOWEST), fx.Float32(0.0), *[zero] * _DIM_TILES]
+
+        def one(tile: Any, carried: list[Any]) -> list[Any]:
+            return self._add_tile(self._load(tile), carried)
+
+        g = self.ctx.geometry
+        tiles = -(-g.keys // TILE)
+        largest, total, *acc = dev.loop(self.ctx.wave, tiles, WAVES, start, one)
+        for distance in (16, 32):
+            total = total + dev.shuffle_xor(total, distance)
+        return largest, total, acc
+
+    def _add_tile(self, key: _Key, carried: list[Any]) -> list[Any]:
+        ctx, lds = self.ctx, self.ctx.lds
+        before, total, *acc = carried
+        operands = key.operands(ctx)
+        head = ctx.row % ctx.geometry.task_heads
+        score = dev.vector_f32([fx.Float32(0.0)] * 4)
+        for dim, words in operands:
+            own = dim + ctx.group * _stride(dim)
+            ctx.shared.store(lds.values.at(ctx.wave, ctx.row, own), words)
+            query = ctx.shared.load(lds.query.at(head, own), 4)
+            score = ctx.isa.mfma_bf16(words, query, score)
+        # Lane (g, r) has the scores of keys 4 g .. 4 g + 3 with head r.
+        there = dev.shift_right(dev.low_lanes(key.valid), ctx.group * 4)
+        valid = [(there & (1 << i)) != 0 for i in range(4)]
+        scores = [v.select(score[i] * _SCALE, fx.Float32(_LOWEST)) for i, v in enumerate(valid)]
+        top = m.maximum(m.maximum(scores[0], scores[1]), m.maximum(scores[2], scores[3]))
+        for distance in (16, 32):
+            top = m.maximum(top, dev.shuffle_xor(top, distance))
+        largest = m.maximum(before, top)
+        weights = [v.select(m.exp2(s - largest), fx.Float32(0.0)) for s, v in zip(scores, valid, strict=True)]
+        shrink = m.exp2(before - largest)
+
+        def shrunk() -> list[Any]:
+            return [dev.vector_f32([x[i] * shrink for i in range(4)]) for x in acc]
+
+        # Most tiles have no score above those before.
+        acc = dev.choose(dev.first_lane_where(largest > before) >= 0, shrunk, acc)
+        total = total * shrink + ((weights[0] + weights[1]) + (weights[2] + weights[3]))
+        packed = dev.vector_i32([ctx.isa.pack_bf16(weights[i], weights[i + 1]) for i in (0, 2)])
+        return [largest, total, *self._weighted(packed, acc)]
+
+    def _weighted(self, weights: Any, acc: list[Any]) -> list[Any]:
+        """``acc`` plus the weights times the tile's values, which this wave left in LDS."""
+        ctx = self.ctx
+        # Per 16 lanes: lane 4 k + c points to four dims of key 4 g + k.
+        key = ctx.group * 4 + ctx.row // 4
+        base = ctx.lds.values.at(ctx.wave, key, ctx.row % 4 * 4)
+        dev.wave_fence()
+        out = []
+        for tile, before in enumerate(acc):
+            values = ctx.isa.column_bf16(ctx.shared, base + tile * TILE * 2)
+            out.append(ctx.isa.mfma_bf16_half(values, weights, before))
+        dev.wave_fence()
+        return out
+
+    # ---- over the waves
+    def _sums_at(self, wave: Any, head: Any, dim: Any) -> Any:
+        """Where a wave leaves its sums: f32 [heads][512] in the place of its values."""
+        return self.ctx.lds.values.at(wave) + (head * HEAD_DIM + dim) * 4
+
+    def _leave(self, largest: Any, total: Any, acc: list[Any]) -> None:
+        """Lane (g, r) has dims 4 g .. 4 g + 3 of every tile for head r."""
+        ctx = self.ctx
+
+        @dev.when(ctx.row < ctx.geometry.task_heads)
+        def _() -> None:
+            for tile, value in enumerate(acc):
+                ctx.shared.store(self._sums_at(ctx.wave, ctx.row, tile * TILE + ctx.group * 4), value)
+
+            @dev.when(ctx.group == 0)
+            def _() -> None:
+                at = ctx.lds.softmax.at(ctx.wave, ctx.row)
+                ctx.shared.store(at, dev.vector_f32([largest, total]))
+
+    def _finish(self) -> None:
+        """Wave h finishes head h of the task: lane l dims 8 l .. 8 l + 7."""
+        ctx = self.ctx
+        head = self.first_head + ctx.wave
+        sink = dev.bits_f32(dev.Buffer(ctx.args.sink).load(head * 4)) * m.LOG2_E
+        parts = [
+            ctx.shared.load(ctx.lds.softmax.at(wave, ctx.wave), 2).bitcast(fx.Float32)
+            for wave in range(WAVES)
+        ]
+        top = sink
+        for part in parts:
+            top = m.maximum(top, part[0])
+        shares = [m.exp2(part[0] - top) for part in parts]
+        total = m.exp2(sink - top)
+        for part, share in zip(parts, shares, strict=True):
+            total = m.fused(part[1], share, total)
+        values = [fx.Float32(0.0)] * 8
+        for wave, share in enumerate(shares):
+            at = self._sums_at(wave, ctx.wave, ctx.lane * 8)
+            for quad in range(2):
+                four = ctx.shared.load(at + quad * 16, 4).bitcast(fx.Float32)
+                for i in range(4):
+                    values[quad * 4 + i] = m.fused(four[i], share, values[quad * 4 + i])
+        inverse = m.reciprocal(total)
+        self._hand_over(head, self._turned_back([x * inverse for x in values]))
+
+    def _turned_back(self, values: list[Any]) -> list[Any]:
+        """Rounded to bf16; the rotary dims, which the last lanes have, turned by the negative angle."""
+        ctx = self.ctx
+        dim = ctx.lane * 8
+        turns = dim >= POSITION_FREE
+        angle = turns.select((dim - POSITION_FREE) // 2, fx.Int32(0))
+        table = dev.Buffer(ctx.args.cos_sin)
+        at = self._position * (ROTARY * 4) + angle * 4
+        cos, sin = table.load(at, 4).bitcast(fx.Float32), table.load(at + ROTARY * 2, 4).bitcast(fx.Float32)
+        out = []
+        for i in range(4):
+            even, odd = m.round_bf16(ctx.isa, values[2 * i], values[2 * i + 1])
+            x, y = rotated(cos[i], -sin[i], even, odd)
+            out += [turns.select(x, even), turns.select(y, odd)]
+        return out
+
+    def _hand_over(self, head: Any, values: list[Any]) -> None:
+        """Four neighbouring lanes have a block."""
+        ctx = self.ctx
+        amax = m.largest_magnitude(values)
+        for distance in (1, 2):
+            amax = dev.unsigned_max(amax, dev.quad_xor(amax, distance))
+        code = m.mx_code(amax)
+        inverse = m.mx_inverse(code)
+        words = [ctx.isa.pack_fp8([x * inverse for x in values[i : i + 4]]) for i in (0, 4)]
+        at = ctx.workspace.attended.at(self.row, head * HEAD_DIM + ctx.lane * 8)
+        ctx.work.store(at, dev.vector_i32(words), dev.DEVICE)
+        dev.drain()
+
+        @dev.when(ctx.lane % 4 == 0)
+        def _() -> None:
+            k = head * HEAD_DIM + ctx.lane * 8
+            block = k % GROUP_K // MX_BLOCK
+            where = ctx.workspace.attended_ready.at(self.row, k // GROUP_K, block % 4, block // 4)
+            send(ctx.work, where, fx.Int32(0), tag_word(ctx.launch.tag, code), dev.DEVICE)
