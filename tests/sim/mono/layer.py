@@ -40,7 +40,7 @@ class Layer(LayerRun):
     # ---- the front
     def memory(self) -> None:
         m, dev, tp = self.rows, self.device, self.tp
-        fields = {"rows": m, "tp": tp, "fold": self.fold, "hands_out": self.hands_out}
+        fields = {"rows": m, "tp": tp}
         self.geometry = modules().geometry.FrontGeometry(**fields)
         self.front = compiled_kind("front", **fields)
         workspace = modules().regions.front_workspace(self.geometry)
@@ -87,6 +87,7 @@ class Layer(LayerRun):
                 "workspace": dev.zeros(workspace.size, dtype=torch.uint8, name="front workspace", rank=r),
                 "peers": dev.register(self.addresses[r], "front peers", r, read_only=True),
                 "window_block": BLOCK,
+                "fold": int(self.fold),
                 "rank": r,
             }
             assert list(args) == list(modules().front.FrontArguments.__annotations__)
@@ -133,8 +134,7 @@ class BackRun(Run):
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
-        selected = 512 if layer.ratio else 0
-        fields = {"rows": layer.rows, "tp": layer.tp, "window": 128, "selected": selected}
+        fields = {"rows": layer.rows, "tp": layer.tp}
         self.shape = modules().geometry.BackGeometry(**fields)
         super().__init__(layer.case, layer.device, compiled_kind("back", **fields))
 
@@ -173,6 +173,8 @@ class BackRun(Run):
             "window_block": BLOCK,
             "compressed_block": layer.comp.block,
             "ratio": max(layer.ratio, 1),
+            "window": 128,
+            "selected_keys": 512 if layer.ratio else 0,
         }
         return args
 

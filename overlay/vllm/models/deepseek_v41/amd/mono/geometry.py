@@ -153,15 +153,8 @@ class FfnGeometry:
         return self.mixes_first + self.rows
 
 
-@dataclass(frozen=True)
 class FrontGeometry(FfnGeometry):
-    """One build of the attention front.
-
-    ``fold``: the residual owes the previous layer's post-mix. ``hands_out``: the normed input and the query
-    rank are stored for an index source's compressor and indexer."""
-
-    fold: bool = True
-    hands_out: bool = False
+    """One build of the attention front; the routing has no part in it."""
 
     @property
     def heads(self) -> int:
@@ -204,23 +197,8 @@ class FrontGeometry(FfnGeometry):
         return WORKGROUPS - self.rows
 
 
-@dataclass(frozen=True)
 class BackGeometry(FfnGeometry):
-    """One build of the attention back with the FFN half.
-
-    ``window``: keys of a row's window at most, the width of its indices. ``selected``: compressed keys of a
-    row at most, 0 or 512."""
-
-    window: int = WINDOW
-    selected: int = SELECTED
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.selected not in (0, SELECTED):
-            raise ValueError(f"no attention back: {self.selected} compressed keys, it does 0 or {SELECTED}")
-        if self.window % TILE or not 0 < self.window <= 2 * WINDOW:
-            wanted = f"a multiple of {TILE} up to {2 * WINDOW}"
-            raise ValueError(f"no attention back: a window of {self.window} keys, it does {wanted}")
+    """One build of the attention back with the FFN half. Windows and compressed keys are arguments."""
 
     @property
     def heads(self) -> int:
@@ -240,16 +218,6 @@ class BackGeometry(FfnGeometry):
         while rows_a_xcd * (self.heads // at_once) > WORKGROUPS // XCDS:
             at_once *= 2
         return at_once
-
-    @property
-    def keys(self) -> int:
-        """Places of a row's keys: the compressed ones, then the window's."""
-        return self.selected + self.window
-
-    @property
-    def wave_tiles(self) -> int:
-        """Tiles of 16 keys of one wave at most."""
-        return -(-self.keys // TILE // WAVES)
 
     @property
     def rank_outputs(self) -> int:

@@ -42,7 +42,8 @@ class BackArguments:
     int32 [rows];
     ``block_table`` int32, ``table_stride`` words a request. Caches: records in blocks of ``window_block`` and
     ``compressed_block``, ``window_stride`` and ``compressed_stride`` bytes apart. ``ratio``: positions of a
-    compressed key. ``sink`` f32 [H], ``cos_sin`` f32 [positions, 64].
+    compressed key, 1 or 2. ``window``: places of a row's window keys, a multiple of 16. ``selected_keys``:
+    those of its compressed keys, 0 or 512. ``sink`` f32 [H], ``cos_sin`` f32 [positions, 64].
     Projections, e4m3 with E8M0 codes a 32 x 32: ``wo_a`` [1024 G, 4096], ``wo_a_scale`` [32 G, 128], ``wo_b``
     [5120, 1024 G], ``wo_b_scale`` [160, 32 G].
     """
@@ -94,6 +95,8 @@ class BackArguments:
     window_block: fx.Int32
     compressed_block: fx.Int32
     ratio: fx.Int32
+    window: fx.Int32
+    selected_keys: fx.Int32
     rank: fx.Int32
 
 

@@ -36,7 +36,7 @@ MIXES, COLLAPSED, QKV_ROWS = range(1, 4)
 class FrontArguments:
     """Addresses, and this rank. ``rows`` is the step's row count, ``H`` the heads of a rank.
 
-    Activations: ``x`` bf16 [rows, 5120], the last layer's output, not read if the residual owes nothing;
+    Activations: ``x`` bf16 [rows, 5120], the last layer's output, of no effect where ``fold`` is 0;
     ``residual_in`` bf16 [rows, 4, 5120]; ``post_in`` f32 [rows, 4], ``comb_in`` f32 [rows, 4, 4], ``pre_in``
     f32 [rows, 4] of the last seam. ``positions``, ``slots`` int64 [rows]; a negative slot is a padded row.
     Seam: ``mix_projection`` f32 [24, 20480], ``mix_scale`` f32 [3], ``mix_base`` f32 [24], ``norm_weight``
@@ -46,7 +46,8 @@ class FrontArguments:
     Cache: ``window_cache``, the sliding window's records in blocks of ``window_block``, ``window_stride``
     bytes apart.
     Outputs: ``residual_out``, ``post_out``, ``comb_out``, ``pre_out`` as the inputs; ``query`` bf16 [rows, H,
-    512]; for an index source, ``normed_out`` bf16 [rows, 5120] and ``query_rank_out`` bf16 [rows, 1280].
+    512]; for an index source, ``normed_out`` bf16 [rows, 5120] and ``query_rank_out`` bf16 [rows, 1280],
+    both 0 for other layers.
     Memory: ``workspace``; ``peers``, int64 [TP] addresses of every rank's control block.
     """
 
@@ -80,13 +81,14 @@ class FrontArguments:
     workspace: fx.Int64
     peers: fx.Int64
     window_block: fx.Int32
+    fold: fx.Int32
     rank: fx.Int32
 
 
 def _run(ctx: Context) -> None:
     g = ctx.geometry
     place = Place.of(ctx, ctx.thread)
-    output = dev.Buffer(ctx.args.x).load(place.column_at) if g.fold else None
+    output = dev.Buffer(ctx.args.x).load(place.column_at)
     collapsed = CollapsedRows(ctx, COLLAPSED)
     qkv = PublishedRows(ctx, ctx.workspace.qkv, ctx.workspace.qkv_ready, QKV_ROWS)
     seam = HyperConnection(ctx, collapsed, MIXES)
@@ -95,13 +97,19 @@ def _run(ctx: Context) -> None:
     load_norm(ctx)
     projection, query = QkvProjection(ctx, qkv), QueryProjection(ctx, qkv)
     query.load_norm()
+    # The operands of several tiles of rows leave no room for weights that wait.
+    early = g.row_tiles == 1
+    if early:
+        projection.load()
 
-    seam.fold(place.row, place.word, place.active, output)
+    seam.fold(place.row, place.word, place.active, output, ctx.args.fold != 0)
     collapsed.announce()
     collapsed.wait()
-    activations = Activations(ctx, ctx.args.normed_out if g.hands_out else None)
+    activations = Activations(ctx, ctx.args.normed_out)
     activations.norms()
     operands = [activations.operands(tile) for tile in range(g.row_tiles)]
+    if not early:
+        projection.load()
     projection.run(operands)
     query.load()
     seam.send_sums()

@@ -38,8 +38,8 @@ class Operand:
 
 
 class Activations:
-    """Turns of every row, dealt to the waves in order. ``hand_out``: the byte address of a bf16 [rows, 5120]
-    to which the workgroup of a row's number stores that row normalised."""
+    """Turns of every row, dealt to the waves in order. ``hand_out``: the address of a bf16 [rows, 5120] to
+    which the workgroup of a row's number stores that row normalised, 0 for nowhere."""
 
     def __init__(self, ctx: Context, hand_out: Any = None) -> None:
         self.ctx, self._hand_out = ctx, hand_out
@@ -155,8 +155,7 @@ class Activations:
         if self._hand_out is None:
             return
 
-        # A turn past the last row has no workgroup of its number among the rows'.
-        @dev.when((self.ctx.workgroup == row) & (row < self.ctx.geometry.rows))
+        @dev.when((self._hand_out != 0) & (self.ctx.workgroup == row) & (row < self.ctx.geometry.rows))
         def _() -> None:
             dev.Buffer(self._hand_out).store(row * (HIDDEN * 2) + eight * 16, dev.vector_i32(pairs))
 

@@ -77,11 +77,12 @@ class HyperConnection:
             ctx.shared.store(ctx.lds.mix_weights.at(mix, quad * 4), words)
 
     # ---- on the critical path
-    def fold(self, row: Any, word: Any, active: Any, output: Any | None) -> None:
+    def fold(self, row: Any, word: Any, active: Any, output: Any, owes: Any = None) -> None:
         """Fold ``output`` into the streams, store them, collapse them, hand the collapsed word over. Streams
-        that owe nothing (``output`` None) stay as they are."""
+        that owe nothing stay as they are; ``owes`` is the same in the launch, None if they always do."""
         ctx = self.ctx
-        new_words = self._old if output is None else self._folded(m.unpack_bf16(output))
+        folded = lambda: self._folded(m.unpack_bf16(output))  # noqa: E731
+        new_words = folded() if owes is None else dev.choose(owes, folded, self._old)
         new = [m.unpack_bf16(x) for x in new_words]
         collapsed = []
         for half in range(2):

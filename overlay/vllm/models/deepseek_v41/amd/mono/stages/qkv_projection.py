@@ -54,6 +54,10 @@ class QkvProjection:
         g = ctx.geometry
         self._there = ctx.workgroup < g.qkv_workgroups
         self._first = ctx.workgroup * g.qkv_outputs
+
+    def load(self) -> None:
+        """Begin to load this wave's weights, which depend on nothing."""
+        ctx, g = self.ctx, self.ctx.geometry
         linear = MxLinear(ctx, ctx.args.wqkv, ctx.args.wqkv_scale, QKV, HIDDEN)
         has = self._there & (ctx.row < g.qkv_outputs)
         self._weights = [
@@ -154,9 +158,8 @@ class QueryProjection:
     def _hand_out(self, normed: Run, tile: int, row: Any, step: Any) -> None:
         """One workgroup a tile of rows stores what an index source's indexer reads."""
         ctx = self.ctx
-        if not ctx.geometry.hands_out:
-            return
-        mine = (ctx.workgroup == tile) & (self._tile == 0) & (row < ctx.geometry.rows)
+        asked = ctx.args.query_rank_out != 0
+        mine = asked & (ctx.workgroup == tile) & (self._tile == 0) & (row < ctx.geometry.rows)
 
         @dev.when(mine & (step < _STEPS))
         def _() -> None:

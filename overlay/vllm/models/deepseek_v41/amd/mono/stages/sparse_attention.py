@@ -108,21 +108,17 @@ class SparseAttention:
 
     # ---- the row
     def _begin(self) -> None:
-        ctx, args = self.ctx, self.ctx.args
-        row = self.row
+        args, row = self.ctx.args, self.row
         position = dev.uniform(dev.Buffer(args.positions).load(row * 8))
         live = dev.uniform(dev.Buffer(args.slots).load(row * 8)) >= 0
         window = dev.uniform(dev.Buffer(args.window_lens).load(row * 4))
         self._position = position
-        self._window = live.select(fx.min(window, fx.Int32(ctx.geometry.window)), fx.Int32(0))
-        if ctx.geometry.selected:
-            # The ratio is 1 or 2.
-            there = dev.shift_right(position + 1, args.ratio - 1)
-            self._selected = live.select(fx.min(there, fx.Int32(SELECTED)), fx.Int32(0))
-            self._table = (
-                args.block_table
-                + fx.Int64(dev.uniform(dev.Buffer(args.requests).load(row * 4)) * args.table_stride) * 4
-            )
+        self._window = live.select(fx.min(window, args.window), fx.Int32(0))
+        # The ratio is 1 or 2.
+        there = dev.shift_right(position + 1, args.ratio - 1)
+        self._selected = live.select(fx.min(there, args.selected_keys), fx.Int32(0))
+        request = dev.uniform(dev.Buffer(args.requests).load(row * 4))
+        self._table = args.block_table + fx.Int64(request * args.table_stride) * 4
 
     def _load_query(self) -> None:
         """The task's heads to LDS, 16 bytes a thread."""
@@ -139,34 +135,32 @@ class SparseAttention:
     # ---- keys
     def _slot(self, tile: Any) -> tuple[Any, Any, Any]:
         """(slot, whether there is a key, whether it is a compressed one) of this lane's key of a tile."""
-        ctx, g, args = self.ctx, self.ctx.geometry, self.ctx.args
+        ctx, args = self.ctx, self.ctx.args
         key = tile * TILE + ctx.row
-        in_window = key - g.selected
+        in_window = key - args.selected_keys
         inside = (in_window >= 0) & (in_window < self._window)
         indices = dev.Buffer(args.window_indices)
-        at = inside.select(self.row * g.window + in_window, fx.Int32(0))
+        at = inside.select(self.row * args.window + in_window, fx.Int32(0))
         slot = inside.select(indices.load(at * 4), fx.Int32(-1))
-        if not g.selected:
-            return slot, slot >= 0, None
         picked = key < self._selected
         entry = dev.Buffer(args.selected).load(picked.select(self.row * SELECTED + key, fx.Int32(0)) * 4)
         entry = picked.select(entry, fx.Int32(-1))
         has = entry >= 0
         entry = has.select(entry, fx.Int32(0))
-        block = dev.load_at(self._table + fx.Int64(entry // args.compressed_block) * 4, 1)
+        # Where there is no entry, any word will do.
+        at = self._table + fx.Int64(entry // args.compressed_block) * 4
+        block = dev.load_at(has.select(at, args.workspace), 1)
         compressed = block * args.compressed_block + entry % args.compressed_block
         return has.select(compressed, slot), has | (slot >= 0), has
 
     def _load(self, tile: Any) -> _Key:
         """This lane's quarter of its key; an absent key is all zeros."""
-        ctx, g, args = self.ctx, self.ctx.geometry, self.ctx.args
+        ctx, args = self.ctx, self.ctx.args
         slot, valid, compressed = self._slot(tile)
         slot = valid.select(slot, fx.Int32(0))
-        cache, stride, records = args.window_cache, args.window_stride, args.window_block
-        if g.selected:
-            cache = compressed.select(args.compressed_cache, cache)
-            stride = compressed.select(args.compressed_stride, stride)
-            records = compressed.select(args.compressed_block, records)
+        cache = compressed.select(args.compressed_cache, args.window_cache)
+        stride = compressed.select(args.compressed_stride, args.window_stride)
+        records = compressed.select(args.compressed_block, args.window_block)
         base = cache + fx.Int64(slot // records) * stride
         inside = slot % records
         zeros = args.workspace + fx.Int64(ctx.workspace.zeros.offset)
@@ -186,8 +180,7 @@ class SparseAttention:
         def one(tile: Any, carried: list[Any]) -> list[Any]:
             return self._add_tile(self._load(tile), carried)
 
-        g = self.ctx.geometry
-        tiles = -(-g.keys // TILE)
+        tiles = (self.ctx.args.selected_keys + self.ctx.args.window) // TILE
         largest, total, *acc = dev.loop(self.ctx.wave, tiles, WAVES, start, one)
         for distance in (16, 32):
             total = total + dev.shuffle_xor(total, distance)
