@@ -301,8 +301,8 @@ def _vllm_s(module: Any, layers: list[Any], ffn: bool, kernels: _Kernels) -> lis
 def _ours(module: Any, layers: list[Any], ffn: bool, kernels: _Kernels) -> list[Any]:
     from vllm.models.common.specialized_decode.decode import Launch, LayerPlan
 
-    module._open_kernels = lambda build: kernels
-    module._open_ffn = lambda build, layers: kernels
+    # Both sides are counted up to the kernels' interface.
+    module.MonoDecode.open_kernels = lambda decode: kernels
     module.layer_weights = lambda layer, mono: None
     options = SimpleNamespace(specialized_decode="auto", specialized_decode_strict=False)
     config = _Box(kernel_config=options)

@@ -235,7 +235,7 @@ def test_the_kernels_of_a_process_come_from_its_cache(monkeypatch: pytest.Monkey
             return lambda arguments, stream: given.append((arguments, stream))
 
     monkeypatch.setattr(ffn_launch.KernelCache, "of_process", lambda: Cache())
-    kernel = ffn_launch._KernelsOfProcess("gfx950")(FfnGeometry(6, 4))
+    kernel = ffn_launch.KernelsOfProcess("ffn", "gfx950")(FfnGeometry(6, 4))
     numbers = {name: place for place, name in enumerate(FfnArguments.__annotations__)}
     kernel(numbers, "the stream")
     assert asked == [builds.ffn_build(FfnGeometry(6, 4), "gfx950").title]

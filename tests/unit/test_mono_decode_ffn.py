@@ -18,7 +18,7 @@ from vllm.models.common.specialized_decode import fail_stop  # isort: skip
 from vllm.models.deepseek_v41.amd import mono_decode, mono_decode_weights  # isort: skip
 from vllm.models.deepseek_v41.amd.mono import ffn_launch  # isort: skip
 from vllm.models.deepseek_v41.amd.mono.geometry import FfnGeometry  # isort: skip
-from vllm.models.deepseek_v41.amd.mono_decode import FfnKernels, MonoDecodeLayer  # isort: skip
+from vllm.models.deepseek_v41.amd.mono_decode import MonoDecodeLayer, OwnKernels  # isort: skip
 
 # A cache that the whole-layer kernels do not read: the layer's attention is vLLM's.
 FFN_ONLY = {"kv_cache_dtype": "auto"}
@@ -44,33 +44,37 @@ def layers(*made: Any) -> list[tuple[Any, MonoDecodeLayer]]:
     return pairs  # type: ignore[return-value]
 
 
-def test_ffn_only_layers_get_ours_and_whole_layers_the_bases(opened: list[Any]) -> None:  # noqa: F811
+def test_a_launch_is_opened_for_the_layers_that_take_it(opened: list[Any]) -> None:  # noqa: F811
     (whole, whole_mono), (part, part_mono) = layers(decoder_layer(20), decoder_layer(21, **FFN_ONLY))
     step = metadata(whole) | metadata(part)
     assert run(whole, whole_mono, step) == ("whole",) and run(part, part_mono, step) == ("ffn",)
-    base, ours = opened
-    assert [what for what, *_ in base.calls] == ["whole"] and [what for what, *_ in ours.calls] == ["ffn"]
-    assert ours.layers == (part_mono.plan.name,) and base.widths == ours.widths == [6]
+    wholes, parts = opened
+    assert [what for what, *_ in wholes.calls] == ["whole"] and [what for what, *_ in parts.calls] == ["ffn"]
+    assert wholes.layers == (whole_mono.plan.name,) and parts.layers == (part_mono.plan.name,)
+    assert wholes.widths == parts.widths == [6]
 
 
-def test_without_whole_layers_the_bases_kernels_are_not_opened(opened: list[Any]) -> None:  # noqa: F811
-    ((part, mono),) = layers(decoder_layer(21, **FFN_ONLY))
-    assert run(part, mono, metadata(part)) == ("ffn",)
-    assert len(opened) == 1 and opened[0].layers
-    with pytest.raises(RuntimeError, match="a whole layer was asked for"):
-        mono.decode.kernels.forward(None)
-
-
-def test_without_ffn_only_layers_ours_is_not_opened(opened: list[Any]) -> None:  # noqa: F811
-    layer, mono = whole_layer()
+@pytest.mark.parametrize(
+    ("changes", "missing"), [(FFN_ONLY, "a whole layer"), ({}, "the FFN launch")], ids=["part", "whole"]
+)
+def test_a_launch_that_no_layer_takes_is_not_opened(
+    opened: list[Any],  # noqa: F811
+    changes: dict[str, Any],
+    missing: str,
+) -> None:
+    ((layer, mono),) = layers(decoder_layer(21, **changes))
     run(layer, mono, metadata(layer))
-    assert len(opened) == 1 and not isinstance(mono.decode.kernels, FfnKernels)
+    kernels = mono.decode.kernels
+    assert len(opened) == 1 and opened[0].layers and isinstance(kernels, OwnKernels)
+    with pytest.raises(RuntimeError, match=f"{missing} was asked for"):
+        kernels.forward(None, *[None] * 11) if changes else kernels.ffn(None, topk=6)
 
 
-def test_cdna3_keeps_the_bases_launch(gpu: Any, opened: list[Any]) -> None:  # noqa: F811
+def test_cdna3_keeps_the_bases_kernels(gpu: Any, opened: list[Any]) -> None:  # noqa: F811
     gpu(cdna=3)
-    ((part, mono),) = layers(decoder_layer(21, **FFN_ONLY))
-    assert run(part, mono, metadata(part)) == ("ffn",)
+    (part, part_mono), (whole, whole_mono) = layers(decoder_layer(21, **FFN_ONLY), decoder_layer(22))
+    step = metadata(whole) | metadata(part)
+    assert run(part, part_mono, step) == ("ffn",) and run(whole, whole_mono, step) == ("whole",)
     assert len(opened) == 1 and not hasattr(opened[0], "layers")
 
 
@@ -143,8 +147,11 @@ def test_ours_is_opened_for_this_rank_and_its_failures_are_looked_for(
         peers.Group, "of", classmethod(lambda cls, given: group if given == "the TP group" else None)
     )
     build = mono_decode.KernelBuild(4, mono_decode.TARGET_ROUTING, 128)
-    launch = mono_decode._open_ffn(build, ("layers.21",))
-    place = launch.deployment
-    assert (place.group, place.arch, place.experts, place.picks) == (group, "gfx950", 384, 6)
-    assert place.layers == ("layers.21",) and place.device == torch.device("cuda", 0)
-    assert fail_stop._checks == [launch.fail_stop.check]
+    part = mono_decode._open_ffn(build, ("layers.21",))
+    whole = mono_decode._open_whole(build, ("layers.20",))
+    for launch, layer in ((part, "layers.21"), (whole, "layers.20")):
+        place = launch.deployment
+        assert (place.group, place.arch, place.experts, place.picks) == (group, "gfx950", 384, 6)
+        assert place.layers == (layer,) and place.device == torch.device("cuda", 0)
+    assert whole.window == 128
+    assert fail_stop._checks == [part.fail_stop.check, whole.check]

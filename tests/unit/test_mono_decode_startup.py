@@ -139,12 +139,14 @@ REFUSALS = {
     "cdna5": ({"gpu": {"cdna": 5}}, "GPU: CDNA5, wanted CDNA3 or CDNA4"),
     "other-gpu": ({"gpu": {"cdna": 0}}, "GPU: another GPU, wanted CDNA3 or CDNA4"),
     "partition": ({"gpu": {"compute_units": 128}}, "GPU: 128 compute units, wanted at least 256"),
-    "build-gfx942": ({"gpu": {"builds_for": "gfx942"}}, "FlyDSL builds for gfx942, wanted the GPU's gfx950"),
     "build-gfx950": (
         {"gpu": {"cdna": 3, "builds_for": "gfx950"}},
         "FlyDSL builds for gfx950, wanted the GPU's gfx942",
     ),
-    "workgroups": ({"gpu": {"blocks": 512}}, "the kernels launch 512 workgroups, wanted at most 256"),
+    "workgroups": (
+        {"gpu": {"cdna": 3, "blocks": 512}},
+        "the kernels launch 512 workgroups, wanted at most 256",
+    ),
     "tp": ({"tp": 8}, "tensor parallel size: 8, wanted 2 or 4"),
     "tp-of-the-gpu": ({"gpu": {"cdna": 3}, "tp": 2}, "tensor parallel size: 2, wanted 4 on CDNA3"),
     "tp-of-no-gpu": ({"gpu": {"cdna": 3}, "tp": 8}, "tensor parallel size: 8, wanted 2 or 4"),
@@ -250,11 +252,33 @@ def test_every_other_feature_of_vllm_refuses(gpu: Any, monkeypatch: pytest.Monke
 
 
 def test_missing_kernel_packages_refuse(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"{KERNELS}.kernels.attention_front"
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SpecializedDecodeError, match=r"for 1 reason\(s\):\n  - the kernels need FlyDSL: "):
+        MonoDecodeLayer.create(decoder_layer(), deployment())
+
+
+def test_missing_packages_of_the_base_s_kernels_refuse(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu(cdna=3)
     monkeypatch.setitem(sys.modules, f"{KERNELS}.runner", None)
     monkeypatch.delattr(sys.modules[KERNELS], "runner", raising=False)
     with pytest.raises(
         SpecializedDecodeError, match=r"for 1 reason\(s\):\n  - the kernels need FlyDSL and AITER"
     ):
+        MonoDecodeLayer.create(decoder_layer(), deployment())
+
+
+def test_our_kernels_fit_the_workgroups_that_must_be_resident() -> None:
+    from vllm.models.deepseek_v41.amd.mono.geometry import WORKGROUPS
+
+    assert SPEC.resident_workgroups >= WORKGROUPS
+
+
+def test_a_gpu_without_kernels_of_ours_refuses(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.models.deepseek_v41.amd.mono import builds
+
+    monkeypatch.setattr(builds, "ISAS", {})
+    with pytest.raises(SpecializedDecodeError, match="no mono kernels for gfx950"):
         MonoDecodeLayer.create(decoder_layer(), deployment())
 
 

@@ -65,6 +65,17 @@ class FfnRecorder(Recorder):
         return self.ffn(weights, *inputs, topk=self.build.routing.picks)
 
 
+class WholeRecorder(FfnRecorder):
+    """Our whole layers, recorded as the base's kernels are called."""
+
+    def __call__(self, weights: Any, inputs: Any, keys: Any, **options: Any) -> tuple[str]:
+        given = {"topk_indices": keys.selected, "comp_cache": keys.compressed_cache}
+        given |= {"comp_block_table": keys.block_table} | options
+        own = (keys.positions, keys.slots, keys.window_cache, keys.window_indices, keys.window_lens)
+        given = {name: value for name, value in given.items() if value is not None}
+        return self.forward(weights, *inputs, *own, keys.requests, **given)
+
+
 @pytest.fixture
 def opened(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:  # noqa: F811
     """The kernels that were opened, recorders all."""
@@ -78,7 +89,12 @@ def opened(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:  # noqa
         kernels.append(FfnRecorder(build, layers))
         return kernels[-1]
 
+    def open_whole(build: mono_decode.KernelBuild, layers: tuple[str, ...]) -> WholeRecorder:
+        kernels.append(WholeRecorder(build, layers))
+        return kernels[-1]
+
     monkeypatch.setattr(mono_decode, "_open_kernels", open_kernels)
+    monkeypatch.setattr(mono_decode, "_open_whole", open_whole)
     monkeypatch.setattr(mono_decode, "_open_ffn", open_ffn)
     monkeypatch.setattr(mono_decode, "layer_weights", lambda layer, mono: f"weights of {mono.plan.name}")
     return kernels

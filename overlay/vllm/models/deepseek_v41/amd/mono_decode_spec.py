@@ -48,7 +48,7 @@ class Generation:
         reads_copies: whether they read copies of the weights, made at load, rather than the weights.
         needs_fused_seam: whether vLLM's path must run AITER's fused seam, for both paths to round alike.
         draft_launch: what they run of a DSpark draft layer.
-        own_ffn: whether the FFN launch is ours; whole layers run on the base's kernels.
+        own_kernels: whether the kernels are ours, rather than the base's.
     """
 
     max_rows: int
@@ -57,7 +57,7 @@ class Generation:
     reads_copies: bool
     needs_fused_seam: bool
     draft_launch: Launch
-    own_ffn: bool = False
+    own_kernels: bool = False
 
 
 GENERATIONS = {
@@ -68,12 +68,32 @@ GENERATIONS = {
     ),
     CDNA4: Generation(
         MAX_ROWS, frozenset({2, 4}), ("vllm.models.deepseek_v41.amd.rocm", "DeepseekV41RocmMxfp4Indexer"),
-        reads_copies=False, needs_fused_seam=True, draft_launch=Launch.WHOLE, own_ffn=True,
+        reads_copies=False, needs_fused_seam=True, draft_launch=Launch.WHOLE, own_kernels=True,
     ),
 }  # fmt: skip
 
 
 def _kernels_reason(_: VllmConfig) -> str | None:
+    built = GENERATIONS.get(rocm_device().cdna_version or 0)
+    return _own_kernels_reason() if built is not None and built.own_kernels else _base_kernels_reason()
+
+
+def _own_kernels_reason() -> str | None:
+    from vllm.models.common.amd.persistent.build import KernelBuildError
+    from vllm.models.deepseek_v41.amd.mono import builds
+
+    try:
+        for kind in builds.KINDS.values():
+            importlib.import_module(kind.module)
+        builds.isa_of(gpu_architecture())
+    except ImportError as error:
+        return f"the kernels need FlyDSL: {error}"
+    except KernelBuildError as error:
+        return str(error)
+    return None
+
+
+def _base_kernels_reason() -> str | None:
     try:
         from vllm.models.deepseek_v41.amd.mono import runner
         from vllm.models.deepseek_v41.amd.mono.common.arch import target_arch

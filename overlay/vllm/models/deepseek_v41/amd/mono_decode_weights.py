@@ -78,13 +78,38 @@ def _copy_experts(experts: Any) -> tuple[Tensor, ...]:
     return moe_copies(w13, w13_scale, w2, w2_scale, EXPERT_WIDTH_TP4)
 
 
-# Our FFN launch's names for them.
+# Our kernels' names for them.
 FFN_NAMES = {
     "hc_ffn_fn": "mix_projection", "hc_ffn_scale": "mix_scale", "hc_ffn_base": "mix_base",
     "ffn_norm": "norm_weight", "gate_w": "gate_weight", "bias": "gate_bias",
     "w13": "w13", "w13_s": "w13_scale", "w2": "w2", "w2_s": "w2_scale",
     "sgu": "shared_w13", "sgu_s": "shared_w13_scale", "sw2": "shared_w2", "sw2_s": "shared_w2_scale",
 }  # fmt: skip
+ATTENTION_NAMES = {
+    "hc_attn_fn": "mix_projection", "hc_attn_scale": "mix_scale", "hc_attn_base": "mix_base",
+    "attn_norm": "norm_weight", "q_norm": "query_norm", "kv_norm": "key_norm", "attn_sink": "sink",
+    "cos_sin": "cos_sin",
+} | {name: name for pair in ATTENTION_LINEARS for name in pair}  # fmt: skip
+
+
+def _named(layer: Any, names: dict[str, str], places: dict[str, str]) -> dict[str, Tensor]:
+    """The tensors at ``places`` that ``names`` names, by those names; scales as bytes.
+
+    Raises:
+        AttributeError: tensors are missing; all of them are named.
+    """
+    found = gather(layer, {name: path for name, path in places.items() if name in names})
+    tensors = {names[name]: tensor for name, tensor in found.items()}
+    return tensors | {name: as_bytes(tensor) for name, tensor in tensors.items() if name in CODES}
+
+
+def _places(linears: dict[tuple[str, str], str]) -> dict[str, str]:
+    """Where the tensors of some linears are."""
+    return {
+        name: f"{path}.{leaf}"
+        for names, path in linears.items()
+        for name, leaf in zip(names, ("weight", "weight_scale"), strict=True)
+    }
 
 
 def ffn_weights(layer: Any, mono: MonoDecodeLayer) -> Any:
@@ -94,28 +119,44 @@ def ffn_weights(layer: Any, mono: MonoDecodeLayer) -> Any:
         AttributeError: tensors are missing; all of them are named.
         ValueError: tensors are not as the kernel reads them; all faults are named.
     """
+    weights = _ffn_half(layer, mono)
+    weights.check(mono.decode.build.tp_size, mono.routing.experts, mono.routing.picks)
+    return weights
+
+
+def _ffn_half(layer: Any, mono: MonoDecodeLayer) -> Any:
     from vllm.models.deepseek_v41.amd.mono.ffn_launch import FfnWeights
 
-    places = {name: path for name, path in SEAMS.items() if name in FFN_NAMES}
-    places |= {name: f"{EXPERTS}.{path}" for name, path in EXPERT_TENSORS.items()}
-    for (weight, scale), path in SHARED_EXPERT.items():
-        places |= {weight: f"{path}.weight", scale: f"{path}.weight_scale"}
-    found = gather(layer, places)
-    tensors = {FFN_NAMES[name]: tensor for name, tensor in found.items()}
-    tensors |= {name: as_bytes(tensor) for name, tensor in tensors.items() if name in CODES}
-    weights = FfnWeights(layer=mono.plan.name, **tensors)
+    experts = {name: f"{EXPERTS}.{path}" for name, path in EXPERT_TENSORS.items()}
+    tensors = _named(layer, FFN_NAMES, SEAMS | experts | _places(SHARED_EXPERT))
+    return FfnWeights(layer=mono.plan.name, **tensors)
+
+
+def whole_weights(layer: Any, mono: MonoDecodeLayer) -> Any:
+    """The layer's weights as our whole-layer kernels take them, checked; raises as ``ffn_weights``."""
+    from vllm.models.deepseek_v41.amd.mono.layer_launch import LayerWeights
+
+    tensors = _named(layer, ATTENTION_NAMES, SEAMS | ATTENTION | _places(ATTENTION_LINEARS))
+    weights = LayerWeights(
+        layer=mono.plan.name, ratio=layer.attn.compress_ratio, ffn=_ffn_half(layer, mono), **tensors
+    )
     weights.check(mono.decode.build.tp_size, mono.routing.experts, mono.routing.picks)
     return weights
 
 
 # Scales as codes; the hyper-connection's is three factors.
-CODES = frozenset({"w13_scale", "w2_scale", "shared_w13_scale", "shared_w2_scale"})
+CODES = frozenset(
+    {
+        "w13_scale", "w2_scale", "shared_w13_scale", "shared_w2_scale",
+        "wqkv_scale", "wq_b_scale", "wo_a_scale", "wo_b_scale",
+    }
+)  # fmt: skip
 
 
 def layer_weights(layer: Any, mono: MonoDecodeLayer) -> Any:
     """The layer's weights as the kernels take them, checked by them."""
-    if mono.ffn_only and generation().own_ffn:
-        return ffn_weights(layer, mono)
+    if generation().own_kernels:
+        return ffn_weights(layer, mono) if mono.ffn_only else whole_weights(layer, mono)
     from vllm.models.deepseek_v41.amd.mono.attention.plan import Dims
     from vllm.models.deepseek_v41.amd.mono.runner import AttnWeights, MonoLayerWeights
 

@@ -76,7 +76,9 @@ class FfnWeights:
         """
         wanted = expected(FfnGeometry(1, tp, experts, picks))
         faults = [
-            fault for name, tensor in self.tensors().items() for fault in _faults(name, tensor, *wanted[name])
+            fault
+            for name, tensor in self.tensors().items()
+            for fault in faults_of(name, tensor, *wanted[name])
         ]
         if faults:
             raise ValueError(f"FFN launch of {self.layer}: " + "; ".join(faults))
@@ -107,7 +109,7 @@ def expected(g: FfnGeometry) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     }
 
 
-def _faults(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> list[str]:
+def faults_of(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> list[str]:
     found = []
     if tuple(tensor.shape) != shape:
         found.append(f"{name} has shape {tuple(tensor.shape)}, wanted {shape}")
@@ -168,7 +170,7 @@ class FfnLaunch:
         record: Any = None,
     ) -> None:
         self.deployment = deployment
-        self._make_kernel = make_kernel or _KernelsOfProcess(deployment.arch)
+        self._make_kernel = make_kernel or KernelsOfProcess("ffn", deployment.arch)
         self._peer_backend = peer_backend
         self._sizes = sizes or _sizes
         self._widths: dict[int, Width] = {}
@@ -244,7 +246,7 @@ class FfnLaunch:
         }  # fmt: skip
         arguments = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         arguments["rank"] = self.deployment.group.rank
-        width.kernel(arguments, _stream(part))
+        width.kernel(arguments, stream_of(part))
         if weights.layer == self.deployment.layers[-1]:
             self.fail_stop.watch(rows)
         return outputs
@@ -255,7 +257,8 @@ def start_words() -> list[int]:
     return [1, WAIT_LIMIT, 0, 0]
 
 
-def _stream(tensor: Tensor) -> Any:
+def stream_of(tensor: Tensor) -> Any:
+    """What a launch on ``tensor`` is queued on; None on a CPU."""
     return torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
 
 
@@ -264,16 +267,17 @@ def _sizes(geometry: FfnGeometry) -> tuple[int, int]:
     return regions.workspace(geometry).size, regions.symmetric(geometry).size
 
 
-class _KernelsOfProcess:
-    """Kernels from the cache that the environment names."""
+class KernelsOfProcess:
+    """Kernels of a kind from the cache that the environment names."""
 
-    def __init__(self, arch: str) -> None:
-        self.arch = arch
+    def __init__(self, kind: str, arch: str) -> None:
+        self.kind, self.arch = kind, arch
         self.cache = KernelCache.of_process()
 
     def __call__(self, geometry: FfnGeometry) -> Kernel:
-        launcher = self.cache.launcher(builds.ffn_build(geometry, self.arch))
-        struct = importlib.import_module(builds.FFN_MODULE).FfnArguments
+        launcher = self.cache.launcher(builds.kernel_build(self.kind, geometry, self.arch))
+        kind = builds.KINDS[self.kind]
+        struct = getattr(importlib.import_module(kind.module), kind.struct)
 
         def launch(arguments: dict[str, int], stream: Any) -> None:
             launcher(struct(**arguments), stream=stream)
