@@ -105,3 +105,23 @@ def test_two_loads_into_one_register_land_in_order(seed: int) -> None:
     """
     out = run(body, bytes_=1536, memory="hostile", seed=seed)
     assert out[256:].tolist() == [7] * 128
+
+
+def test_a_poll_of_the_same_lines_in_many_lanes_sleeps() -> None:
+    """Wave 0 polls 16 lines, each in every sixteenth lane and ten times, till wave 1 stores after a while: it
+    wakes when they change, not at every turn."""
+    looks = " global_load_dword v3, v2, s[4:5] sc1\n" * 10
+    body = (
+        "v_and_b32_e32 v2, 15, v0\n v_lshlrev_b32_e32 v2, 7, v2\n"
+        " v_readfirstlane_b32 s8, v9\n s_cmp_lg_u32 s8, 0\n s_cbranch_scc1 .Lother\n"
+        f".Ltop:\n{looks} s_waitcnt vmcnt(0)\n v_readfirstlane_b32 s9, v3\n s_cmp_lg_u32 s9, 0\n"
+        " s_cbranch_scc1 .Lend\n s_sleep 1\n s_branch .Ltop\n"
+        ".Lother:\n s_movk_i32 s9, 20000\n"
+        ".Lturn:\n s_sub_u32 s9, s9, 1\n s_cmp_lg_u32 s9, 0\n s_cbranch_scc1 .Lturn\n"
+        " v_mov_b32_e32 v3, 1\n global_store_dword v2, v3, s[4:5] sc1\n.Lend:\n s_nop 0"
+    )
+    kernel = load(HEAD.format(arch="gfx950") + body + TAIL.format(lds=1024), "gfx950", "planted.s").kernel()
+    for seed in range(4):
+        dev = Device("gfx950", seed=seed)
+        report = dev.launch(kernel, 1, 128, [dev.zeros(1024, dtype=torch.int32)])
+        assert 1 <= report.polls <= 4

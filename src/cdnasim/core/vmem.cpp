@@ -92,13 +92,17 @@ inline u32 widen(Narrow n, u32 raw, u32 old) {
   }
 }
 
+// More than a wave's polls look at: 64 lanes at a line each, and control words.
+constexpr size_t MOST_POLL_LINES = 128;
+
 void note_poll(Wave& w, const Inst& I, const Lanes& at) {
   if (w.poll_overflow || !(I.cpol & (CPOL_SC0 | CPOL_SC1))) return;
   for (int l = 0; l < LANES; ++l) {
     if (!(at.mask >> l & 1)) continue;
     const u64 line = at.addr[l] >> 7;
     if (!w.poll_lines.empty() && w.poll_lines.back() == line) continue;
-    if (w.poll_lines.size() >= 96) { w.poll_overflow = true; return; }
+    if (std::find(w.poll_lines.begin(), w.poll_lines.end(), line) != w.poll_lines.end()) continue;
+    if (w.poll_lines.size() >= MOST_POLL_LINES) { w.poll_overflow = true; return; }
     w.poll_lines.push_back(line);
   }
 }
