@@ -99,10 +99,11 @@ def mixes(sums: torch.Tensor, scale: torch.Tensor, base: torch.Tensor) -> dict[s
     return {"post": post, "comb": comb, "pre": pre}
 
 
-def normalise(collapsed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """RMSNorm of the bf16 row, rounded to bf16."""
+def normalise(collapsed: torch.Tensor, weight: torch.Tensor, rounded: bool = True) -> torch.Tensor:
+    """RMSNorm of the bf16 row, ``rounded`` to bf16."""
     x = collapsed.double()
-    return round_bf16(x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + NORM_EPSILON) * weight.double())
+    normed = x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + NORM_EPSILON) * weight.double()
+    return round_bf16(normed) if rounded else normed
 
 
 # ---- the router
