@@ -274,19 +274,6 @@ def first_lane_where(condition: Any) -> fx.Int32:
     return fx.Int32(arith.select(none, as_ir_value(fx.Int32(-1)), arith.trunci(_i32(), where)))
 
 
-def choose(condition: Any, then: Callable[[], Sequence[Any]], otherwise: Sequence[Any]) -> list[Any]:
-    """What ``then`` gives where ``condition`` holds, which must be the same in the wave, else
-    ``otherwise``."""
-    kinds = [_rebuild(x) for x in otherwise]
-    other = [as_ir_value(x) for x in otherwise]
-    branch = scf.IfOp(as_ir_value(condition), [x.type for x in other], has_else=True)
-    with ir.InsertionPoint(branch.then_block):
-        scf.YieldOp([as_ir_value(x) for x in then()])
-    with ir.InsertionPoint(branch.else_block):
-        scf.YieldOp(other)
-    return [kind(x) for kind, x in zip(kinds, branch.results, strict=True)]
-
-
 def low_lanes(condition: Any) -> fx.Int32:
     """A bit for each of lanes 0..31 where ``condition`` holds; uniform."""
     mask = raw.ballot(ir.IntegerType.get_signless(64), as_ir_value(condition))
@@ -347,6 +334,19 @@ def when(condition: Any) -> Callable[[Callable[[], None]], None]:
             scf.YieldOp([])
 
     return run
+
+
+def choose(condition: Any, then: Callable[[], Sequence[Any]], otherwise: Sequence[Any]) -> list[Any]:
+    """What ``then`` gives where ``condition`` holds, which must be the same in the wave, else
+    ``otherwise``."""
+    kinds = [_rebuild(x) for x in otherwise]
+    other = [as_ir_value(x) for x in otherwise]
+    branch = scf.IfOp(as_ir_value(condition), [x.type for x in other], has_else=True)
+    with ir.InsertionPoint(branch.then_block):
+        scf.YieldOp([as_ir_value(x) for x in then()])
+    with ir.InsertionPoint(branch.else_block):
+        scf.YieldOp(other)
+    return [kind(x) for kind, x in zip(kinds, branch.results, strict=True)]
 
 
 def loop(

@@ -25,7 +25,7 @@ from vllm.models.common.amd.persistent.isa.base import Code
 from ..geometry import HIDDEN, K_STEP, MX_BLOCK, TILE, WAVES
 from .activations import HALVES
 from .context import Context
-from .routing import pick_of
+from .routing import pick_of, picked_in
 
 _PARTS = 2  # the 16 and the 4 outputs
 # What an error record says was awaited: the slot of an intermediate row in these low bits, its block above.
@@ -64,9 +64,8 @@ class Down:
 
     # ---- intermediate rows as operands
     def _wait(self, tile: int, slot: Any, first: Any, count: int) -> tuple[list[Any], Any]:
-        """Wait for the blocks of ``count`` K steps from step ``first`` in ``slot`` of a tile's rows.
-        Returns a
-        code for each step and the offset of the bytes; past the end in lanes whose slot is negative."""
+        """Wait for the blocks of ``count`` K steps from step ``first`` in ``slot`` of a tile's rows. Returns
+        a code for each step and the offset of the bytes; past the end in lanes whose slot is negative."""
         ctx, g = self.ctx, self.ctx.geometry
         row = ctx.row + tile * TILE
         has = slot >= 0
@@ -106,37 +105,38 @@ class Down:
         expert = dev.uniform(ctx.shared.load(ctx.lds.active.at(index)))
         weights = _ExpertWeights(self, expert)
         codes = [weights.codes(part) for part in range(_PARTS)]
-        # One tile of rows leaves room for an expert's weights to be on their way while its rows are awaited;
-        # several tiles share the registers, so the weights come with the rows.
-        early = g.row_tiles == 1
+        # Weights on their way while the rows are awaited; the FFN's input no longer fills the registers.
         steps = range(g.down_steps)
-        loaded = {(part, step): weights.load(part, step) for step in steps for part in range(_PARTS) if early}
-        picks, waited = [], []
+        loaded = {(part, step): weights.load(part, step) for step in steps for part in range(_PARTS)}
+        out = []
         for tile in range(g.row_tiles):
-            row = ctx.row + tile * TILE
-            picks.append(pick_of(ctx, row, index))
-            waited.append(self._wait(tile, picks[tile][0], 0, g.down_steps))
-        acc = [dev.vector_f32([fx.Float32(0.0)] * 4)] * len(total)
-        # All bytes of the rows at once, before the first product: not one round trip a K step.
-        row_bytes = [self._bytes(waited[0][1], step, step * 4 + 3 >= g.blocks) for step in steps if early]
-        if early:
-            dev.schedule_fence()
-        for step in steps:
-            if not early:
-                loaded = {(part, step): weights.load(part, step) for part in range(_PARTS)}
-            for tile in range(g.row_tiles):
-                row_codes, at = waited[tile]
-                words = row_bytes[step] if early else self._bytes(at, step, step * 4 + 3 >= g.blocks)
-                for part in range(_PARTS):
-                    where = tile * _PARTS + part
-                    acc[where] = ctx.isa.mfma_fp4(
-                        loaded[part, step], codes[part][step], words, row_codes[step], acc[where]
-                    )
-            ctx.fence()
-        return [
-            dev.vector_f32([m.fused(acc[at][i], picks[at // _PARTS][1], before[i]) for i in range(4)])
-            for at, before in enumerate(total)
-        ]
+            before = total[tile * _PARTS : (tile + 1) * _PARTS]
+
+            def add(tile: int = tile, before: list[Any] = before) -> list[Any]:
+                slot, weight = pick_of(ctx, ctx.row + tile * TILE, index)
+                row_codes, at = self._wait(tile, slot, 0, g.down_steps)
+                # Bytes of many steps before their first product: not one round trip a K step. Five steps at
+                # once fit the registers beside the sums of several tiles.
+                at_once = g.down_steps if g.row_tiles == 1 else 5
+                acc = [dev.vector_f32([fx.Float32(0.0)] * 4)] * _PARTS
+                for first in range(0, g.down_steps, at_once):
+                    chunk = steps[first : first + at_once]
+                    row_bytes = [self._bytes(at, step, step * 4 + 3 >= g.blocks) for step in chunk]
+                    dev.schedule_fence()
+                    for step, words in zip(chunk, row_bytes, strict=True):
+                        for part in range(_PARTS):
+                            acc[part] = ctx.isa.mfma_fp4(
+                                loaded[part, step], codes[part][step], words, row_codes[step], acc[part]
+                            )
+                return [
+                    dev.vector_f32([m.fused(x[i], weight, y[i]) for i in range(4)])
+                    for x, y in zip(acc, before, strict=True)
+                ]
+
+            # With one tile, some row of it picked the expert.
+            one_tile = g.row_tiles == 1
+            out += add() if one_tile else dev.choose(picked_in(ctx, tile, index), add, before)
+        return out
 
     # ---- shared
     def _add_shared(self, total: list[Any]) -> list[Any]:

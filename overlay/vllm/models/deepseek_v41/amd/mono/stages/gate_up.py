@@ -9,8 +9,9 @@ two of 16 up outputs; the waves divide the hidden size and add through LDS, one 
 finishes. Tasks of routed experts go round the workgroups; those of the shared expert start at
 ``shared_first``.
 
-Every row of the step is multiplied with every picked expert: the rows are in registers already, and the
-weights, not the products, take the time. Only rows that picked the expert hand their block over.
+A tile of rows is multiplied with an expert if one of them picked it: the rows are in registers already, and
+the weights, not the products of a tile, take the time. Only rows that picked the expert hand their block
+over.
 
 Numerics: fp32 sums, gate at most 10, up within [-10, 10]. Routed: silu(gate) x up rounded to bf16. Shared:
 gate and up rounded to bf16, silu rounded to bf16, product rounded to bf16. Then one E8M0 code per 32.
@@ -30,7 +31,7 @@ from vllm.models.common.amd.persistent.isa.base import Code
 from ..geometry import HIDDEN, K_STEP, MX_BLOCK, SWIGLU_LIMIT, TILE, WAVES, WORKGROUPS
 from .activations import Operand
 from .context import Context
-from .routing import pick_of
+from .routing import pick_of, picked_in
 
 _TILES = 4  # gate, up, gate, up
 _CODE_COLUMNS = HIDDEN // MX_BLOCK
@@ -70,8 +71,10 @@ class GateUp:
 
         def one(task: Any, carried: list[Any]) -> list[Any]:
             where, acc = self._task(task, total), self._zeros()
+            picked = [picked_in(ctx, tile, task // g.blocks) for tile in range(g.row_tiles)]
             for pair in range(2):
-                acc = self._multiply(self._load(where, range(pair, pair + 1)), range(pair, pair + 1), acc)
+                pairs = range(pair, pair + 1)
+                acc = self._multiply(self._load(where, pairs), pairs, acc, picked)
                 ctx.fence()
             self._finish_routed(acc, task, fx.Int32(0))
             return carried
@@ -118,23 +121,33 @@ class GateUp:
         ]
         return operands + words
 
-    def _multiply(self, loaded: list[Any], pairs: range, acc: list[list[Any]]) -> list[list[Any]]:
-        """``acc[tile][tile of rows]`` plus what ``_load`` gave times the rows."""
+    def _multiply(
+        self, loaded: list[Any], pairs: range, acc: list[list[Any]], picked: list[Any] | None = None
+    ) -> list[list[Any]]:
+        """``acc[tile][tile of rows]`` plus what ``_load`` gave times the rows, of tiles that are
+        ``picked``."""
         ctx = self.ctx
         num_codes = len(pairs) * self.steps
-        operands, words = iter(loaded[:-num_codes]), iter(loaded[-num_codes:])
+        # A wave's K steps are all even or all odd.
+        words = [dev.shift_right(word, ctx.wave % 2 * 16) for word in loaded[-num_codes:]]
         out = [list(tiles) for tiles in acc]
-        for pair in pairs:
-            for step in range(self.steps):
-                # A wave's K steps are all even or all odd.
-                word = dev.shift_right(next(words), ctx.wave % 2 * 16)
-                for which in range(2):
-                    tile, operand = 2 * pair + which, next(operands)
-                    for rows in range(ctx.geometry.row_tiles):
-                        x = self.operands[rows][step]
-                        out[tile][rows] = ctx.isa.mfma_fp4(
-                            operand, Code(word, which), x.words, x.code, out[tile][rows]
-                        )
+        mine = [2 * pair + which for pair in pairs for which in range(2)]
+        for rows in range(ctx.geometry.row_tiles):
+            before = [out[tile][rows] for tile in mine]
+
+            def products(rows: int = rows, before: list[Any] = before) -> list[Any]:
+                after = list(before)
+                for i, word in enumerate(words):
+                    x = self.operands[rows][i % self.steps]
+                    for which in range(2):
+                        at = i // self.steps * 2 + which
+                        code = Code(word, which)
+                        after[at] = ctx.isa.mfma_fp4(loaded[2 * i + which], code, x.words, x.code, after[at])
+                return after
+
+            after = products() if picked is None else dev.choose(picked[rows], products, before)
+            for tile, value in zip(mine, after, strict=True):
+                out[tile][rows] = value
         return out
 
     def _finish_routed(self, acc: list[list[Any]], task: Any, turn: Any) -> None:

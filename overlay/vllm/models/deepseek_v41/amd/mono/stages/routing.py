@@ -295,6 +295,12 @@ def _ranked(value: fx.Float32) -> fx.Int32:
     return (value == value).select(flipped, fx.Int32(_NOT_A_NUMBER))
 
 
+def picked_in(ctx: Context, tile: int, index: Any) -> Any:
+    """Whether a row of a tile has picked the active expert ``index``; the same in the wave."""
+    slot = ctx.shared.load_byte(ctx.lds.slot_of.at(index, ctx.row + tile * TILE))
+    return dev.first_lane_where(slot != NO_SLOT) >= 0
+
+
 def pick_of(ctx: Context, row: Any, index: Any) -> tuple[Any, Any]:
     """(slot, weight) of the active expert ``index`` among the picks of step row ``row``; (-1, 0) if the row
     has
