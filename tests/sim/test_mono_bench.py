@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import pytest
-from mono import bench, ffn
+from mono import bench
+from mono.sources import OVERLAY, source_hash
 
 from cdnasim import timing
 
@@ -29,4 +30,4 @@ def test_the_goals_that_are_met() -> None:
 def test_the_counts_are_of_these_sources() -> None:
     import json
 
-    assert json.loads(bench.files()[0].read_text())["source"] == ffn.source_hash()
+    assert json.loads(bench.files()[0].read_text())["source"] == source_hash(OVERLAY)

@@ -3,9 +3,8 @@
 
     python tests/sim/mono/bench.py [--rows 6 12 24 48] [--tp 4 2] [--write]
 
-Prints counts and modelled times, ours and the base's, and with ``--write`` keeps them in docs/tuning.
-Experts' memory is zero pages that nobody writes: what a launch executes depends on the router's picks and
-on shapes, not on the experts' values. Every time is modelled (cdnasim.timing).
+Prints counts and modelled times, ours and the base's, and with ``--write`` keeps them in docs/tuning. Every
+time is modelled (cdnasim.timing).
 """
 
 from __future__ import annotations
@@ -16,32 +15,39 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from base import ffn as base
 
 from cdnasim import Device, timing
 from cdnasim.counts import Counts, counts
 from cdnasim.native import CHECKS
-from mono import ffn as ours
+from mono.beside_base import base_run
+from mono.case import make
+from mono.run import Run
+from mono.sources import OVERLAY, source_hash
 from rocm_overlay.project import Project
 
 ARCH = "gfx950"
-ROWS, TPS = (6, 12, 24, 48), (4, 2)
 HBM_BYTES_A_US = timing.MACHINES[ARCH].hbm / 1e6
 
 
-def one(kind: Any, rows: int, tp: int) -> Counts:
-    """The counts of one FFN launch, the mean of its ranks."""
-    device = Device(ARCH, ranks=tp, checks=dict.fromkeys(CHECKS, "off"), seed=1)
-    device.count_handoffs()
-    run = kind.FfnRun(base.FfnCase(rows, tp, ARCH, defer=True), device)
-    out = counts(run.launch(), ARCH)
-    del run, device
-    gc.collect()
+def device(tp: int) -> Device:
+    """A device that counts and checks nothing."""
+    out = Device(ARCH, ranks=tp, checks=dict.fromkeys(CHECKS, "off"), seed=1)
+    out.count_handoffs()
     return out
+
+
+def both(rows: int, tp: int) -> dict[str, Counts]:
+    """The counts of one FFN launch on the same inputs, the mean of its ranks, of the base's and of ours."""
+    case, found = make(rows, tp), {}
+    for who, run in (
+        ("base", lambda: base_run(case, device(tp))),
+        ("ours", lambda: Run(case, device(tp))),
+    ):
+        found[who] = counts(run().launch(), ARCH)
+        gc.collect()
+    return found
 
 
 def scoped(c: Counts) -> float:
@@ -128,7 +134,7 @@ def main() -> None:
         for tp in options.tp:
             name = f"ffn TP{tp} {rows} rows"
             started = time.monotonic()
-            cases[name] = {"base": one(base, rows, tp), "ours": one(ours, rows, tp)}
+            cases[name] = both(rows, tp)
             print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     print(table(cases))
     print("\nmodelled, not measured")
@@ -136,7 +142,7 @@ def main() -> None:
         where, page = files()
         raw = {p: {who: c.as_json() for who, c in pair.items()} for p, pair in cases.items()}
         where.write_text(
-            json.dumps({"arch": ARCH, "source": ours.source_hash(), "cases": raw}, indent=1) + "\n"
+            json.dumps({"arch": ARCH, "source": source_hash(OVERLAY), "cases": raw}, indent=1) + "\n"
         )
         page.write_text(PAGE.format(table=table(cases)))
 

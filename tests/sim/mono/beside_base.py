@@ -43,14 +43,14 @@ NAMES = {
 EXPERTS = {"w13": "w13", "w13_s": "w13_scale", "w2": "w2", "w2_s": "w2_scale"}
 
 
-def base_run(case: Case) -> base.FfnRun:
-    """The base's launch on our case's memory."""
+def base_run(case: Case, device: Device | None = None) -> base.FfnRun:
+    """The base's launch on our case's memory; ``device``: another than a plain one."""
     given = case.unsharded()
     theirs = base.FfnCase(case.rows, case.tp, "gfx950", defer=True)
     theirs.data = {name: given[ours] for name, ours in NAMES.items()}
     for name in ("sgu", "sw2"):
         theirs.data[name] = theirs.data[name].view(torch.float8_e4m3fn)
-    device = Device("gfx950", ranks=case.tp)
+    device = device or Device("gfx950", ranks=case.tp)
     extra = []
     for rank in range(case.tp):
         args = case.arguments(rank)
