@@ -7,10 +7,10 @@ word in one 8-byte access past the caches that its readers do not share (``DEVIC
 one single-copy atomic access, so no drain, flag or fence is needed and a word is either this launch's or not.
 docs/memory_model.md has the argument and its source.
 
-Every wait is bounded. A wait that sees no word of this launch for ``limit`` polls stores an error record in
-the control block of every rank and goes on; every other wait of the launch, here and on the peers, sees the
-record and goes on too. So the launch ends, its results are void, and the host finds the record before it
-returns a token (``fail_stop``).
+Every wait is bounded. A wait that has polled ``limit`` times looks once more, and if a word is still missing
+it stores an error record in the control block of every rank and goes on; every other wait of the launch,
+here and on the peers, sees the record and goes on too. So the launch ends, its results are void, and the host
+finds the record before it returns a token (``fail_stop``).
 """
 
 from __future__ import annotations
@@ -100,18 +100,23 @@ class Receiver:
         self.launch, self.stage = launch, stage
 
     def _report(self, gone: Callable[[int, int], Any], words: list[tuple[int, int]], awaited: Any) -> None:
-        """Record the first of ``words`` (index of the load, of the word in it) that is ``gone``."""
+        """Record the first of ``words`` (index of the load, of the word in it) that is ``gone``, if any."""
         launch = self.launch
-        if callable(awaited):
-            name = dev.i32(awaited(*words[-1]))
-            for load, word in reversed(words[:-1]):
-                name = gone(load, word).select(dev.i32(awaited(load, word)), name)
-        else:
-            name = dev.i32(awaited)
-        code = (launch.workgroup << WORKGROUP_SHIFT) | name | (self.stage << STAGE_SHIFT)
-        for peer in launch.peers:
-            peer.store(CONTROL_ERROR, dev.vector_i32([code, launch.tag]), dev.SYSTEM)
-        dev.drain()
+        looked = [gone(load, word) for load, word in words]
+        missing = looked[0]
+        for one in looked[1:]:
+            missing = missing | one
+
+        @dev.when(missing)
+        def _() -> None:
+            name = dev.i32(awaited(*words[-1]) if callable(awaited) else awaited)
+            if callable(awaited):
+                for one, (load, word) in reversed(list(zip(looked[:-1], words[:-1], strict=True))):
+                    name = one.select(dev.i32(awaited(load, word)), name)
+            code = (launch.workgroup << WORKGROUP_SHIFT) | name | (self.stage << STAGE_SHIFT)
+            for peer in launch.peers:
+                peer.store(CONTROL_ERROR, dev.vector_i32([code, launch.tag]), dev.SYSTEM)
+            dev.drain()
 
     def pairs(
         self, buffer: dev.Buffer, offsets: Sequence[Any], active: Any, awaited: Any, policy: int = dev.DEVICE
@@ -153,28 +158,30 @@ class Receiver:
                 out = here if out is None else out | here
             return out
 
-        def attempt(carried: list[Any]) -> tuple[Any, list[Any]]:
-            polls, error = carried
-            vectors = load()
-            return missing(vectors) & (polls != 0) & (error == 0), [*vectors, polls]
-
-        def again(carried: list[Any]) -> list[Any]:
-            dev.sleep()
-            return [carried[0] - 1, launch.control.load(CONTROL_ERROR, 1, dev.SYSTEM)]
-
-        *vectors, polls = dev.repeat([launch.limit, fx.Int32(0)], attempt, again)
-
         def gone(load: int, word: int) -> Any:
-            # Looked up again: the tags of the last poll would take registers of launches that never fail.
+            # Looked at again: the tags of the last poll would take registers of launches that never fail.
             now = buffer.load(offsets[load] + (8 * word + 4), 1, policy)
             return conditions[load] & (dev.shift_right(now ^ want, 8) != 0)
 
-        @dev.when(polls == 0)
-        def _() -> None:
-            words = [(load, word) for load in range(len(vectors)) for word in range(count // 2)]
-            self._report(gone, words, awaited)
+        def attempt(carried: list[Any]) -> tuple[Any, list[Any]]:
+            vectors = load()
+            return missing(vectors) & (carried[1] == 0), vectors
 
-        return vectors
+        def again(carried: list[Any]) -> list[Any]:
+            dev.sleep()
+            polls = carried[0] - 1
+            error = launch.control.load(CONTROL_ERROR, 1, dev.SYSTEM)
+
+            # The record ends the wait at its next look, which also takes a word that came in meanwhile.
+            # Where a record stands, this wait has no say.
+            @dev.when(dev.both(polls == 0, error == 0))
+            def _() -> None:
+                words = [(load, word) for load in range(len(offsets)) for word in range(count // 2)]
+                self._report(gone, words, awaited)
+
+            return [polls, error]
+
+        return dev.repeat([launch.limit, fx.Int32(0)], attempt, again)
 
 
 def mailbox(name: str, *shape: int) -> Region:
