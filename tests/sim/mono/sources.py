@@ -96,15 +96,15 @@ def cache_folder() -> Path:
     return Path(os.environ.get("CDNASIM_CACHE", Path.home() / ".cache" / "cdnasim"))
 
 
-def compiled(
+def assembly(
     rows: int, tp: int, arch: str = "gfx950", experts: int = 384, picks: int = 6, overlay: Path = OVERLAY
-) -> Kernel:
-    """The FFN launch's kernel of one build."""
-    return compiled_kind("ffn", arch, overlay, rows=rows, tp=tp, experts=experts, picks=picks)
+) -> Path:
+    """The FFN launch's assembly of one build."""
+    return assembly_of("ffn", arch, overlay, rows=rows, tp=tp, experts=experts, picks=picks)
 
 
-def compiled_kind(kind: str, arch: str = "gfx950", overlay: Path = OVERLAY, **fields: int) -> Kernel:
-    """The kernel of one build of a kind (``compile_one.KINDS``), from the cache if its sources are
+def assembly_of(kind: str, arch: str = "gfx950", overlay: Path = OVERLAY, **fields: int) -> Path:
+    """The assembly of one build of a kind (``compile_one.KINDS``), from the cache if its sources are
     unchanged; ``fields``: its geometry's."""
     what = "-".join([kind, arch, *(f"{name}{int(value)}" for name, value in fields.items())])
     stem = cache_folder() / f"mono-{source_hash(overlay)}" / what
@@ -125,6 +125,19 @@ def compiled_kind(kind: str, arch: str = "gfx950", overlay: Path = OVERLAY, **fi
             raise RuntimeError(f"{what} does not compile:\n{done.stderr[-3000:]}")
         (work / "kernel.s").replace(text)
         shutil.rmtree(work)
+    return text
+
+
+def compiled(
+    rows: int, tp: int, arch: str = "gfx950", experts: int = 384, picks: int = 6, overlay: Path = OVERLAY
+) -> Kernel:
+    """The FFN launch's kernel of one build, for the simulator."""
+    return compiled_kind("ffn", arch, overlay, rows=rows, tp=tp, experts=experts, picks=picks)
+
+
+def compiled_kind(kind: str, arch: str = "gfx950", overlay: Path = OVERLAY, **fields: int) -> Kernel:
+    """The kernel of one build of a kind, for the simulator."""
+    text = assembly_of(kind, arch, overlay, **fields)
     return load(text.read_text(), arch, str(text)).kernel()
 
 

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scope bits of a compiled FFN launch. The simulator has peer memory uncached, as it is allocated, so a lost
+system-scope bit changes nothing there; here the instructions are counted."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+_ACCESS = re.compile(r"^\s+(?:buffer|global|flat)_(load|store|atomic)_(\w+)(.*)$", re.MULTILINE)
+SYSTEM = "sc0 sc1"
+
+
+def accesses(text: str) -> Counter[tuple[str, str, str]]:
+    """(load or store, width, scope bits) -> instructions of an assembly text."""
+    found: Counter[tuple[str, str, str]] = Counter()
+    for kind, width, rest in _ACCESS.findall(text):
+        found[kind, width, " ".join(bit for bit in ("sc0", "sc1") if bit in rest.split())] += 1
+    return found
+
+
+def faults(text: str, tp: int) -> list[str]:
+    """What is missing of an FFN launch's system-scope accesses, in words.
+
+    Each wait has one ``s_sleep``. The first and the last wait are the all-reduces': each sends a word to
+    every rank and loads one of every rank, twice where the compiler has the first poll before the loop. Each
+    wait loads the control block's error between its polls; when it fails it sends a record to every rank and,
+    in the all-reduces, looks at each rank's tag again."""
+    found, waits = accesses(text), [m.start() for m in re.finditer(r"^\s+s_sleep\b", text, re.MULTILINE)]
+    if len(waits) < 2:
+        return [f"{len(waits)} waits sleep"]
+    out = []
+    for kind, width, wanted in (
+        ("store", "dwordx2", {2 * tp + len(waits) * tp}),
+        ("load", "dwordx2", {2 * tp, 3 * tp, 4 * tp}),
+        ("load", "dword", {len(waits) + 2 * tp}),
+    ):
+        if (here := found[kind, width, SYSTEM]) not in wanted:
+            out.append(f"{here} {kind}s of {width} have {SYSTEM}, wanted {sorted(wanted)}")
+    for at in (waits[0], waits[-1]):
+        polled = [line for line in text[:at].splitlines() if "buffer_load_dwordx2" in line][-tp:]
+        out += [f"an all-reduce polls by {line.strip()}" for line in polled if not line.endswith(SYSTEM)]
+    for (kind, width, bits), number in found.items():
+        if bits == "sc0":
+            out.append(f"{number} {kind}s of {width} have sc0 without sc1")
+    return out
