@@ -224,6 +224,10 @@ REFUSED = {
     "topk": ({"selected": torch.zeros(6, 256, dtype=torch.int32)}, "selected has rows 256 apart, wanted 512"),
     "table": ({"block_table": torch.zeros(2, 7)}, "block_table is torch.float32"),
     "stride": ({"window_cache": cache(BLOCK * RECORD + 8)}, "window_cache has blocks 37384 bytes apart"),
+    "block": (
+        {"compressed_cache": cache(48 * RECORD, 48)},
+        "compressed_cache has blocks of 48 records, wanted a power of two",
+    ),
     "half": ({"block_table": None}, "selected, compressed_cache and block_table go together"),
 }
 

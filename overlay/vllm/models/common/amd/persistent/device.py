@@ -257,6 +257,15 @@ def last_lane_sum(value: fx.Float32) -> fx.Float32:
     return _last_lane(value, lambda a, b: a + b, fx.Float32(0.0))
 
 
+def half_wave_sum(value: fx.Float32) -> fx.Float32:
+    """The sum over the 32 lanes of this lane's half of the wave, in every lane."""
+    for distance in (1, 2):
+        value = value + quad_xor(value, distance)
+    for lanes in (4, 8):
+        value = value + _dpp(value, _ROW_ROTATE + lanes)
+    return value + shuffle_xor(value, 16)
+
+
 def wave_max(value: fx.Int32) -> fx.Int32:
     """The largest value of the wave, in every lane and known to be uniform."""
     top = _last_lane(value, lambda a, b: fx.max(a, b), fx.Int32(-(1 << 31)))

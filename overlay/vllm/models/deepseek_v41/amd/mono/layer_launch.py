@@ -194,6 +194,8 @@ class Keys:
                     f"{name} has blocks {cache.stride(0)} bytes apart from {cache.data_ptr():#x}, wanted "
                     f"multiples of {CACHE_ALIGNMENT}"
                 )
+            if cache is not None and cache.shape[1] & (cache.shape[1] - 1):
+                found.append(f"{name} has blocks of {cache.shape[1]} records, wanted a power of two")
         compressed = (self.selected, self.compressed_cache, self.block_table)
         if any(x is None for x in compressed) and any(x is not None for x in compressed):
             found.append("selected, compressed_cache and block_table go together")

@@ -137,11 +137,17 @@ def front_lds(g: FrontGeometry) -> Layout:
                         Region("activations", (min(g.rows, TILE), OPERAND_ROW), 1),
                         Region("codes", (min(g.rows, TILE), WAVES, 4, CODE_BYTES), 1),
                     ),
+                    # The query rank's, a row four banks after the one before; codes by K step's part of the
+                    # waves.
+                    (
+                        Region("query_operands", (min(g.rows, TILE), QUERY_RANK + 16), 1),
+                        Region("query_codes", (min(g.rows, TILE), 4, g.query_parts, CODE_BYTES), 1),
+                    ),
                 )
             ),
             *_seam_lds(g),
             Region("query_norm", (QUERY_RANK // 2,), 4),
-            Region("query_squares", (WAVES, TILE), 4),
+            Region("query_squares", (min(g.rows, TILE), 5), 4),
         ]
     )
 

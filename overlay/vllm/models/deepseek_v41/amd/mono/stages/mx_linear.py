@@ -55,24 +55,6 @@ class Run:
             halves.append([quad[i] for quad in quads for i in range(4)])
         return cls(halves)
 
-    def squares(self, ctx: Context, total: Any) -> Any:
-        """``total`` plus the squares of the values."""
-        for half in self.halves:
-            for pair in half:
-                total = ctx.isa.dot_bf16(pair, pair, total)
-        return total
-
-    def normed(self, ctx: Context, rstd: Any, weights: list[list[Any]]) -> Run:
-        """Each value times ``rstd`` times its weight, rounded to bf16."""
-        halves = []
-        for half, by in zip(self.halves, weights, strict=True):
-            out = []
-            for pair, weight in zip(half, by, strict=True):
-                (low, high), (first, second) = m.unpack_bf16(pair), m.unpack_bf16(weight)
-                out.append(ctx.isa.pack_bf16(low * rstd * first, high * rstd * second))
-            halves.append(out)
-        return Run(halves)
-
     def operand(self, ctx: Context) -> Operand:
         """The values quantised. A half's block of 32 is that of two neighbouring groups of lanes, and a
         lane's code is that of the block of its group's number."""

@@ -8,17 +8,19 @@ Work split: a workgroup does 8 outputs of the first projection, its waves divide
 outputs of the second, waves taking tiles of 16 outputs and, within a tile, K steps in turn. Both add through
 LDS.
 
-Numerics: fp32 sums rounded to bf16; RMSNorm of the query rank in fp32, rounded to bf16; MXFP8 as ``Run``; the
-rotary in fp32 on the rounded query, rounded to bf16.
+Numerics: fp32 sums rounded to bf16; RMSNorm of the query rank in fp32, rounded to bf16; one E8M0 code per 32
+of it, e4m3 rounded to nearest even; the rotary in fp32 on the rounded query, rounded to bf16.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import flydsl.expr as fx
 from vllm.models.common.amd.persistent import device as dev
 from vllm.models.common.amd.persistent import math as m
+from vllm.models.common.amd.persistent.isa.base import Code
 
 from ..geometry import (
     HEAD_DIM,
@@ -33,12 +35,33 @@ from ..geometry import (
     TILE,
     WAVES,
 )
-from .activations import Operand
+from .activations import HALVES, Operand
 from .context import Context
-from .mx_linear import MxLinear, Run, leave_sums, publish_outputs, sum_waves, zeros
+from .mx_linear import MxLinear, leave_sums, publish_outputs, sum_waves, zeros
 from .published import PublishedRows
 
 _STEPS = QUERY_RANK // K_STEP
+_HALF = 32  # lanes of half a wave
+_HALVES = THREADS // _HALF
+_PARTS = QUERY_RANK // (_HALF * 8)  # of half a wave in a row
+
+
+@dataclass
+class _Eighth:
+    """Eight neighbours of a row: row of the tile, part of the row, index of the eight in the row."""
+
+    there: Any
+    row: Any
+    part: Any
+    eight: Any
+
+    @classmethod
+    def of(cls, ctx: Context, unit: Any, rows: int) -> _Eighth:
+        """Those of this lane in ``unit``; the first row's where the unit is past the last row."""
+        there = unit < rows * _PARTS
+        unit = there.select(unit, fx.Int32(0))
+        part = unit % _PARTS
+        return cls(there, unit // _PARTS, part, part * _HALF + ctx.lane % _HALF)
 
 
 def rotated(cos: Any, sin: Any, even: Any, odd: Any) -> tuple[Any, Any]:
@@ -110,64 +133,94 @@ class QueryProjection:
         """Wait for the query rank, normalise, quantise and multiply it, turn and store the query."""
         ctx, g = self.ctx, self.ctx.geometry
         self.rows.wait(g.query_workgroups)
-        acc = [self._multiply(tile) for tile in range(g.row_tiles)]
+        acc = []
+        for tile in range(g.row_tiles):
+            self._quantise(tile)
+            dev.barrier()
+            acc.append(self._multiply(tile))
+            # The next tile, or the sums, take the operands' place.
+            dev.barrier()
         leave_sums(ctx, acc)
         dev.barrier()
         self._finish()
 
-    def _multiply(self, tile: int) -> Any:
-        """Two barriers."""
-        ctx, lds = self.ctx, self.ctx.lds
-        row = tile * TILE + ctx.row
-        past = fx.Int32(dev.PAST_END)
-        at = (row < ctx.geometry.rows).select(self.rows.rows.at(row), past)
-        runs = [Run.load(ctx, (step < _STEPS).select(at, past), step) for step in self._mine]
-        squares = fx.Float32(0.0)
-        for run in runs:
-            squares = run.squares(ctx, squares)
-        for distance in (16, 32):
-            squares = squares + dev.shuffle_xor(squares, distance)
-        ctx.shared.store(lds.query_squares.at(ctx.wave, ctx.row), squares)
+    # ---- the query rank as operands, in LDS
+    def _quantise(self, tile: int) -> None:
+        """Half a wave takes 256 neighbours of a row, a lane eight of them. One barrier."""
+        ctx, g, lds = self.ctx, self.ctx.geometry, self.ctx.lds
+        rows = min(TILE, g.rows - tile * TILE)
+        half = ctx.thread // _HALF
+        places = [
+            _Eighth.of(ctx, half + turn * _HALVES, rows) for turn in range(-(-rows * _PARTS // _HALVES))
+        ]
+        loaded = []
+        for place in places:
+            at = self.rows.rows.at(place.row + tile * TILE, place.eight * 4)
+            words = ctx.work.load(place.there.select(at, fx.Int32(dev.PAST_END)), 4)
+            loaded.append([words[i] for i in range(4)])
+            squares = fx.Float32(0.0)
+            for word in loaded[-1]:
+                squares = ctx.isa.dot_bf16(word, word, squares)
+            squares = dev.half_wave_sum(squares)
+
+            @dev.when(place.there & (ctx.lane % _HALF == 0))
+            def _(place: Any = place, squares: Any = squares) -> None:
+                ctx.shared.store(lds.query_squares.at(place.row, place.part), squares)
+
         dev.barrier()
-        total = fx.Float32(0.0)
-        for part in range(ctx.geometry.query_parts):
-            where = lds.query_squares.at(part * ctx.geometry.query_tiles, ctx.row)
-            total = total + dev.bits_f32(ctx.shared.load(where))
-        rstd = m.reciprocal_sqrt(total * (1.0 / QUERY_RANK) + NORM_EPSILON)
-        (acc,) = zeros(1)
-        for step, w, run in zip(self._mine, self._weights, runs, strict=True):
-            normed = run.normed(ctx, rstd, self._norm_weights(step))
-            self._hand_out(normed, tile, row, step)
-            x = normed.operand(ctx)
-            acc = ctx.isa.mfma_fp8(w.words, w.code, x.words, x.code, acc)
+        for place, words in zip(places, loaded, strict=True):
+            self._store_operand(place, words, tile)
             ctx.fence()
-        dev.barrier()
-        return acc
 
-    def _norm_weights(self, step: Any) -> list[list[Any]]:
-        """Zeros past the end, where every value is zero."""
-        ctx = self.ctx
-        step = (step < _STEPS).select(dev.i32(step), fx.Int32(0))
-        out = []
-        for half in range(2):
-            at = ctx.lds.query_norm.at((step * K_STEP + half * 64 + ctx.group * 16) // 2)
-            quads = [ctx.shared.load(at + quad * 16, 4) for quad in range(2)]
-            out.append([quad[i] for quad in quads for i in range(4)])
-        return out
+    def _store_operand(self, place: _Eighth, words: list[Any], tile: int) -> None:
+        ctx, g, lds = self.ctx, self.ctx.geometry, self.ctx.lds
+        total = fx.Float32(0.0)
+        for part in range(_PARTS):
+            total = total + dev.bits_f32(ctx.shared.load(lds.query_squares.at(place.row, part)))
+        rstd = m.reciprocal_sqrt(total * (1.0 / QUERY_RANK) + NORM_EPSILON)
+        weights = ctx.shared.load(lds.query_norm.at(place.eight * 4), 4)
+        pairs = []
+        for i, word in enumerate(words):
+            (low, high), (first, second) = m.unpack_bf16(word), m.unpack_bf16(weights[i])
+            pairs.append(ctx.isa.pack_bf16(low * rstd * first, high * rstd * second))
+        amax = m.largest_of_pairs(pairs)
+        for distance in (1, 2):
+            amax = dev.unsigned_max(amax, dev.quad_xor(amax, distance))
+        code = m.mx_code(amax)
+        packed = dev.vector_i32([ctx.isa.scale_fp8(pairs[i : i + 2], code) for i in (0, 2)])
+        block = place.eight // 4  # of 32 values
+        step, group = block // 4, block % 4
 
-    def _hand_out(self, normed: Run, tile: int, row: Any, step: Any) -> None:
-        """One workgroup a tile of rows stores what an index source's indexer reads."""
-        ctx = self.ctx
-        asked = ctx.args.query_rank_out != 0
-        mine = asked & (ctx.workgroup == tile) & (self._tile == 0) & (row < ctx.geometry.rows)
-
-        @dev.when(mine & (step < _STEPS))
+        @dev.when(place.there)
         def _() -> None:
-            out = dev.Buffer(ctx.args.query_rank_out)
-            for half, pairs in enumerate(normed.halves):
-                at = row * (QUERY_RANK * 2) + (step * K_STEP + half * 64 + ctx.group * 16) * 2
-                for quad in range(2):
-                    out.store(at + quad * 16, dev.vector_i32(pairs[quad * 4 : quad * 4 + 4]))
+            ctx.shared.store(lds.query_operands.at(place.row, place.eight * 8), packed)
+
+            @dev.when(ctx.lane % 4 == 0)
+            def _() -> None:
+                where = lds.query_codes.at(place.row, group, step % g.query_parts, step // g.query_parts)
+                ctx.shared.store_byte(where, code)
+
+        # One workgroup a tile of rows stores what an index source's indexer reads.
+        @dev.when((ctx.args.query_rank_out != 0) & (ctx.workgroup == tile) & place.there)
+        def _() -> None:
+            at = (place.row + tile * TILE) * (QUERY_RANK * 2) + place.eight * 16
+            dev.Buffer(ctx.args.query_rank_out).store(at, dev.vector_i32(pairs))
+
+    def _multiply(self, tile: int) -> Any:
+        """Lanes without a row read the last row's operands; nothing of theirs is stored."""
+        ctx, g, lds = self.ctx, self.ctx.geometry, self.ctx.lds
+        row = fx.min(ctx.row, fx.Int32(min(TILE, g.rows - tile * TILE) - 1))
+        codes_at = lds.query_codes.at(row, ctx.group, self._part)
+        codes = [ctx.shared.load(codes_at + 4 * i) for i in range(-(-g.query_steps // 4))]
+        (acc,) = zeros(1)
+        for i, (step, w) in enumerate(zip(self._mine, self._weights, strict=True)):
+            # A step past the end has weights of zero, and any rows.
+            step = (step < _STEPS).select(dev.i32(step), fx.Int32(0))
+            at = lds.query_operands.at(row, step * K_STEP + ctx.group * 16)
+            halves = [ctx.shared.load(at + half * 64, 4) for half in range(HALVES)]
+            words = dev.vector_i32([half[i] for half in halves for i in range(4)])
+            acc = ctx.isa.mfma_fp8(w.words, w.code, words, Code(codes[i // 4], i % 4), acc)
+        return acc
 
     def _finish(self) -> None:
         """A wave takes (tile of outputs, tile of rows) in turn."""

@@ -38,6 +38,7 @@ from ..geometry import (
     SELECTED,
     TILE,
     WAVES,
+    WORKGROUPS,
     XCDS,
 )
 from .context import Context
@@ -83,7 +84,8 @@ class SparseAttention:
         self.ctx = ctx
         g = ctx.geometry
         tasks = g.heads // g.task_heads
-        local = ctx.workgroup // XCDS
+        # From the last workgroup of an XCD on: the FFN half's roles beside others begin with the first.
+        local = WORKGROUPS // XCDS - 1 - ctx.workgroup // XCDS
         self.row = ctx.workgroup % XCDS + local // tasks * XCDS
         self.first_head = local % tasks * g.task_heads
         self._there = self.row < g.rows
@@ -119,6 +121,9 @@ class SparseAttention:
         self._selected = live.select(fx.min(there, args.selected_keys), fx.Int32(0))
         request = dev.uniform(dev.Buffer(args.requests).load(row * 4))
         self._table = args.block_table + fx.Int64(request * args.table_stride) * 4
+        # Records of a block are a power of two.
+        self._compressed_shift = dev.count_bits(args.compressed_block - 1)
+        self._window_shift = dev.count_bits(args.window_block - 1)
 
     def _load_query(self) -> None:
         """The task's heads to LDS, 16 bytes a thread."""
@@ -148,9 +153,10 @@ class SparseAttention:
         has = entry >= 0
         entry = has.select(entry, fx.Int32(0))
         # Where there is no entry, any word will do.
-        at = self._table + fx.Int64(entry // args.compressed_block) * 4
+        at = self._table + fx.Int64(dev.shift_right(entry, self._compressed_shift)) * 4
         block = dev.load_at(has.select(at, args.workspace), 1)
-        compressed = block * args.compressed_block + entry % args.compressed_block
+        inside_block = entry & (args.compressed_block - 1)
+        compressed = (block << self._compressed_shift) | inside_block
         return has.select(compressed, slot), has | (slot >= 0), has
 
     def _load(self, tile: Any) -> _Key:
@@ -161,8 +167,9 @@ class SparseAttention:
         cache = compressed.select(args.compressed_cache, args.window_cache)
         stride = compressed.select(args.compressed_stride, args.window_stride)
         records = compressed.select(args.compressed_block, args.window_block)
-        base = cache + fx.Int64(slot // records) * stride
-        inside = slot % records
+        shift = compressed.select(self._compressed_shift, self._window_shift)
+        base = cache + fx.Int64(dev.shift_right(slot, shift)) * stride
+        inside = slot & (records - 1)
         zeros = args.workspace + fx.Int64(ctx.workspace.zeros.offset)
         data = valid.select(base + fx.Int64(inside * RECORD_DATA), zeros)
         codes = valid.select(base + fx.Int64(records * RECORD_DATA + inside * RECORD_CODES), zeros)
@@ -211,8 +218,9 @@ class SparseAttention:
         def shrunk() -> list[Any]:
             return [dev.vector_f32([x[i] * shrink for i in range(4)]) for x in acc]
 
-        # Most tiles have no score above those before.
-        acc = dev.choose(dev.first_lane_where(largest > before) >= 0, shrunk, acc)
+        # Most tiles have no score above those before, and before the first there are none to shrink.
+        grows = (largest > before) & (before > _LOWEST)
+        acc = dev.choose(dev.first_lane_where(grows) >= 0, shrunk, acc)
         total = total * shrink + ((weights[0] + weights[1]) + (weights[2] + weights[3]))
         packed = dev.vector_i32([ctx.isa.pack_bf16(weights[i], weights[i + 1]) for i in (0, 2)])
         return [largest, total, *self._weighted(packed, acc)]
