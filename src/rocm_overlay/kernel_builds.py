@@ -54,7 +54,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--jobs", type=int, default=0, help="compilers at once (default: one a core)")
     parser.add_argument("--every", action="store_true", help="all widths, not only those of the recipes")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="TP:EXPERTS:PICKS:ROWS", help="this one; repeatable"
+        "--only", action="append", default=[], metavar=kernel_set.FORM, help="this one; repeatable"
     )
     parser.add_argument(
         "--flydsl",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,22 +18,31 @@ KERNEL_ARCHES = ("gfx950",)
 MAX_ROWS = 48
 TP_SIZES = (2, 4)
 TARGET, DRAFT = (384, 6), (128, 3)
+# Launches by name, as builds.py has them, and whether the routing is part of their kernel.
+FRONT, BACK, FFN = "attention_front", "attention_back_ffn", "ffn"
+KINDS = {FRONT: False, BACK: True, FFN: True}
+NO_ROUTING = (0, 0)
+# --kv-cache-dtype with which the layers have the packed records that whole layers read
+# (vllm/models/deepseek_v41/attention.py, _resolve_dsv4_kv_cache_dtype).
+PACKED_CACHES = ("auto", "fp8", "fp8_ds_mla")
 # The base's graph sizes up to its largest decode width: vllm/config/vllm.py, _set_cudagraph_sizes.
 SMALL_SIZES, SIZE_STEP = (1, 2, 4), 8
 
 
 @dataclass(frozen=True, order=True)
 class Wanted:
-    """One kernel to compile."""
+    """One kernel to compile. ``experts`` and ``picks`` are 0 where the routing is no part of it."""
 
     arch: str
+    kernel: str
     tp: int
     experts: int
     picks: int
     rows: int
 
     def __str__(self) -> str:
-        return f"ffn {self.arch} TP{self.tp} {self.experts}/{self.picks} {self.rows} rows"
+        routing = f" {self.experts}/{self.picks}" if self.experts else ""
+        return f"{self.kernel} {self.arch} TP{self.tp}{routing} {self.rows} rows"
 
 
 def graph_widths(sizes: Iterable[int], query: int) -> set[int]:
@@ -77,10 +87,24 @@ def of_recipe(recipe: Recipe, environ: dict[str, str] | None = None) -> set[Want
         # Without graphs nothing is padded, and any number of rows is a step.
         widths = set(range(1, MAX_ROWS + 1))
     routings = (TARGET, DRAFT) if shape.drafts else (TARGET,)
+    # Layers whose cache is of another format keep vLLM's attention and take the FFN launch.
+    whole = str(values.get("kv-cache-dtype", "auto")) in PACKED_CACHES
+    kinds = (FRONT, BACK) if whole else (FFN,)
+    return _of(shape.architecture, kinds, (shape.tensor_parallel,), routings, widths)
+
+
+def _of(
+    arch: str,
+    kinds: Iterable[str],
+    tp_sizes: Iterable[int],
+    routings: Sequence[tuple[int, int]],
+    widths: Iterable[int],
+) -> set[Wanted]:
+    """The kernels of every combination."""
     return {
-        Wanted(shape.architecture, shape.tensor_parallel, experts, picks, rows)
-        for experts, picks in routings
-        for rows in widths
+        Wanted(arch, kind, tp, *routing, rows)
+        for kind, tp, rows in itertools.product(kinds, tp_sizes, widths)
+        for routing in (routings if KINDS[kind] else (NO_ROUTING,))
     }
 
 
@@ -93,27 +117,28 @@ def every(arch: str) -> list[Wanted]:
     """Every kernel that there is for ``arch``."""
     if arch not in KERNEL_ARCHES:
         return []
-    return sorted(
-        Wanted(arch, tp, *routing, rows)
-        for tp in TP_SIZES
-        for routing in (TARGET, DRAFT)
-        for rows in range(1, MAX_ROWS + 1)
-    )
+    return sorted(_of(arch, KINDS, TP_SIZES, (TARGET, DRAFT), range(1, MAX_ROWS + 1)))
+
+
+FORM = "KERNEL:TP:EXPERTS:PICKS:ROWS"
 
 
 def parse(text: str, arch: str) -> Wanted:
-    """One kernel as a user names it: ``TP:EXPERTS:PICKS:ROWS``.
+    """One kernel as a user names it: ``KERNEL:TP:EXPERTS:PICKS:ROWS``, or ``KERNEL:TP:ROWS`` where the
+    routing is no part of it.
 
     Raises:
         OverlayError: it is not of that form.
     """
-    parts = text.split(":")
-    if len(parts) != 4 or not all(part.isdecimal() for part in parts):
+    kind, *rest = text.split(":")
+    numbers = [int(part) for part in rest if part.isdecimal()]
+    if kind not in KINDS or len(numbers) != len(rest) or len(rest) != (4 if KINDS[kind] else 2):
         raise OverlayError(
-            "--only takes kernels as TP:EXPERTS:PICKS:ROWS",
+            f"--only takes kernels as {FORM}",
             seen=text,
-            wanted="for example 4:384:6:48",
+            wanted=f"for example {FFN}:4:384:6:48, {BACK}:4:384:6:48 or {FRONT}:4:48",
             fix="correct --only, or leave it out",
         )
-    tp, experts, picks, rows = map(int, parts)
-    return Wanted(arch, tp, experts, picks, rows)
+    tp, *routing, rows = numbers
+    experts, picks = routing or NO_ROUTING
+    return Wanted(arch, kind, tp, experts, picks, rows)

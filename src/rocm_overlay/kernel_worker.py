@@ -4,8 +4,8 @@
     python -m rocm_overlay.kernel_worker OVERLAY FOLDER
 
 OVERLAY holds ``vllm/`` with the kernel sources, FOLDER is the kernel cache to fill. A line in is ``{"arch",
-"tp", "experts", "picks", "rows"}``; a line out holds the kernel's name, whether it was compiled, its
-resources, or ``error``. It is a process of its own because a compiler may end its process.
+"kernel", "tp", "experts", "picks", "rows"}``; a line out holds the kernel's name, whether it was compiled,
+its resources, or ``error``. It is a process of its own because a compiler may end its process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class Compiler:
     def __init__(self, overlay: Path, folder: Path) -> None:
         stub_packages(overlay)
         self.builds = importlib.import_module(f"{MONO}.builds")
-        self.geometry = importlib.import_module(f"{MONO}.geometry")
         cache = importlib.import_module(f"{PERSISTENT}.kernel_cache")
         self.errors: type[Exception] = importlib.import_module(f"{PERSISTENT}.build").KernelBuildError
         self.cache = cache.KernelCache(folder)
@@ -53,10 +52,10 @@ class Compiler:
         """What came of one kernel."""
         started = time.monotonic()
         try:
-            geometry = self.geometry.FfnGeometry(
-                wanted["rows"], wanted["tp"], wanted["experts"], wanted["picks"]
-            )
-            build = self.builds.ffn_build(geometry, wanted["arch"])
+            kind = wanted["kernel"]
+            routing = {"experts": wanted["experts"], "picks": wanted["picks"]} if wanted["experts"] else {}
+            geometry = self.builds.KINDS[kind].geometry(wanted["rows"], wanted["tp"], **routing)
+            build = self.builds.kernel_build(kind, geometry, wanted["arch"])
             before = self.cache.counters.compiled
             self.cache.launcher(build)
             entry = self.cache.find(build)

@@ -12,17 +12,16 @@ import pytest
 from rocm_overlay import kernel_builds as kernels
 from rocm_overlay import kernel_set
 from rocm_overlay.code_object import function_code, instruction_starts, unescape
-from rocm_overlay.kernel_set import DRAFT, TARGET, Wanted
+from rocm_overlay.kernel_set import BACK, FRONT, NO_ROUTING, TARGET, Wanted
 from rocm_overlay.pin import Pin
 from rocm_overlay.project import Project
 from tests.harness.interpreter import HARNESS
 
 PROJECT = Project.find()
 DOCUMENT = PROJECT.root / kernels.DOCUMENT
-SIX, TWELVE = (Wanted("gfx950", 4, *TARGET, rows) for rows in (6, 12))
-EXTREMES = [
-    Wanted("gfx950", tp, *routing, rows) for tp in (2, 4) for routing in (TARGET, DRAFT) for rows in (1, 48)
-]
+SIX, TWELVE = (Wanted("gfx950", FRONT, 4, *NO_ROUTING, rows) for rows in (6, 12))
+LAYER = [SIX, TWELVE, Wanted("gfx950", BACK, 4, *TARGET, 6)]
+EXTREMES = [one for one in kernel_set.every("gfx950") if one.rows in (1, 48)]
 # A server's process: the laid package, with all of vLLM, and not the sources that were compiled.
 SERVER = """
 import importlib, json, os, sys, types
@@ -30,15 +29,18 @@ sys.path[:0] = [sys.argv[1], sys.argv[3]]
 import fake_rocm
 fake_rocm.install("gfx950")
 mono, persistent = "vllm.models.deepseek_v41.amd.mono", "vllm.models.common.amd.persistent"
-builds, geometry = importlib.import_module(mono + ".builds"), importlib.import_module(mono + ".geometry")
+builds = importlib.import_module(mono + ".builds")
 cache = importlib.import_module(persistent + ".kernel_cache").KernelCache.of_process()
-widths = [geometry.FfnGeometry(int(rows), 4) for rows in sys.argv[2].split(",")]
-launchers = [cache.launcher(builds.ffn_build(width, "gfx950")) for width in widths]
+launchers = []
+for name, rows in (one.split(":") for one in sys.argv[2].split(",")):
+    kind = builds.KINDS[name]
+    struct = getattr(importlib.import_module(kind.module), kind.struct)
+    built = builds.kernel_build(name, kind.geometry(int(rows), 4), "gfx950")
+    launchers.append((struct, cache.launcher(built)))
 # A launch as the runner makes it, short of the GPU: FlyDSL raises now if it would have to compile.
 os.environ.update(COMPILE_ONLY="1", FLYDSL_RUNTIME_RUN_ONLY="1", FLYDSL_RUNTIME_CACHE_DIR="/nonexistent")
 os.environ["ARCH"] = "gfx950"  # the GPU that is not here
-struct = importlib.import_module(mono + ".kernels.ffn").FfnArguments
-for launcher in launchers:
+for struct, launcher in launchers:
     for first in (1 << 40, 7):
         numbers = {name: first + i for i, name in enumerate(struct.__annotations__)}
         launcher(struct(**{**numbers, "rank": first % 4}), stream=types.SimpleNamespace(cuda_stream=first))
@@ -53,7 +55,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(folder):
-    return kernels.compile_all([SIX, TWELVE], PROJECT.overlay, folder, 1, print)
+    return kernels.compile_all(LAYER, PROJECT.overlay, folder, 1, print)
 
 
 def server(folder, rows, **environ):
@@ -66,20 +68,21 @@ def server(folder, rows, **environ):
 
 def test_a_server_start_compiles_nothing(built, folder, tmp_path):
     nowhere = tmp_path / "unused"
-    found = server(folder, "6,12", VLLM_MONO_KERNELS_SHIPPED=str(folder), VLLM_MONO_KERNEL_CACHE=str(nowhere))
-    assert found == [0, 2] and not nowhere.exists()
+    given = {"VLLM_MONO_KERNELS_SHIPPED": str(folder), "VLLM_MONO_KERNEL_CACHE": str(nowhere)}
+    reached = "attention_front:6,attention_front:12,attention_back_ffn:6"
+    assert server(folder, reached, **given) == [0, 3] and not nowhere.exists()
 
 
 def test_two_widths_are_two_kernels(built):
     """FlyDSL's own key does not see the geometry that a kernel captures."""
-    six, twelve = built
+    six, twelve, _ = built
     assert six.name != twelve.name and six.resources != twelve.resources
     assert six.compiled and twelve.compiled
 
 
 def test_compiling_again_compiles_nothing(built, folder):
-    again = kernels.compile_all([SIX, TWELVE], PROJECT.overlay, folder, 1, print)
-    assert [one.compiled for one in again] == [False, False]
+    again = kernels.compile_all(LAYER, PROJECT.overlay, folder, 1, print)
+    assert [one.compiled for one in again] == [False] * len(LAYER)
     assert [one.resources for one in again] == [one.resources for one in built]
 
 
@@ -90,7 +93,7 @@ def test_no_kernel_has_scratch(built):
 
 def in_the_document():
     return {
-        Wanted(one["arch"], one["tp"], one["experts"], one["picks"], one["rows"]): one
+        Wanted(*(one[name] for name in ("arch", "kernel", "tp", "experts", "picks", "rows"))): one
         for one in json.loads(DOCUMENT.with_suffix(".json").read_text())
     }
 
@@ -131,10 +134,10 @@ def read_code(folder, one):
 def test_the_count_of_instructions_is_the_assemblys(built, folder, tmp_path):
     """What aligns loops is in the machine code alone."""
     command = [sys.executable, str(PROJECT.root / "tests/sim/mono/compile_one.py")]
-    command += [str(PROJECT.overlay / "vllm"), str(tmp_path / "ffn"), "gfx950", "ffn", "rows=6", "tp=4"]
+    command += [str(PROJECT.overlay / "vllm"), str(tmp_path / "front"), "gfx950", "front", "rows=6", "tp=4"]
     subprocess.run(command, env=kernels.compiler_environment(folder, None), capture_output=True, check=True)
-    text = (tmp_path / "ffn.s").read_text()
-    body = text[re.search(r"^ffn:", text, re.MULTILINE).start() : text.index(".Lfunc_end")]
+    text = (tmp_path / "front.s").read_text()
+    body = text[re.search(r"^attention_front:", text, re.MULTILINE).start() : text.index(".Lfunc_end")]
     assembly = [line.split()[0] for line in re.findall(r"^\t([a-z]\w*_\w+.*)$", body, re.MULTILINE)]
     machine = list(instruction_starts(read_code(folder, built[0])))
     nops = sum(word >> 16 == 0xBF80 for word in machine)

@@ -4,6 +4,7 @@
 import argparse
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from rocm_overlay.code_object import (
     read_module,
 )
 from rocm_overlay.errors import CheckFailed, OverlayError
-from rocm_overlay.kernel_set import DRAFT, TARGET, Wanted
+from rocm_overlay.kernel_set import BACK, DRAFT, FFN, FRONT, NO_ROUTING, TARGET, Wanted
 from rocm_overlay.project import Project
 
 PROJECT = Project.find()
@@ -26,7 +27,7 @@ GOOD = Resources(
     vgprs=230, agprs=0, sgprs=100, lds_bytes=55296, scratch_bytes=0, vgpr_spills=0, sgpr_spills=0,
     instructions=5800,
 )  # fmt: skip
-SIX = Wanted("gfx950", 4, *TARGET, 6)
+SIX = Wanted("gfx950", FFN, 4, *TARGET, 6)
 
 
 def rows(name):
@@ -40,7 +41,8 @@ def test_every_whole_decode_batch_of_a_recipe_has_a_kernel(name):
     assert set(range(drafts, 49, drafts)) <= rows(name), "the draft's steps"
     assert {1, 2, 4, 8, 16, 24, 32, 40, 48} <= rows(name), "captured sizes, which are warmed up eagerly"
     found = kernel_set.of_recipe(RECIPES[name])
-    assert {(one.experts, one.picks) for one in found} == {TARGET, DRAFT}
+    routings = {(one.kernel, one.experts, one.picks) for one in found}
+    assert routings == {(FRONT, *NO_ROUTING), (BACK, *TARGET), (BACK, *DRAFT)}, "whole layers alone"
     assert {one.tp for one in found} == {2 if "tp2" in name else 4}
 
 
@@ -68,8 +70,13 @@ def test_every_kernel_is_what_the_launch_says_it_does():
 
     from vllm.models.deepseek_v41.amd.mono import builds, geometry  # isort: skip
 
-    ours = {(one.tp, one.experts, one.picks, one.rows) for one in kernel_set.every("gfx950")}
-    assert ours == {(g.tp, g.experts, g.picks, g.rows) for g in builds.every_geometry()}
+    every = kernel_set.every("gfx950")
+    for kind in (FFN, BACK):
+        ours = {(one.tp, one.experts, one.picks, one.rows) for one in every if one.kernel == kind}
+        assert ours == {(g.tp, g.experts, g.picks, g.rows) for g in builds.every_geometry()}
+    fronts = [(one.tp, one.rows) for one in every if one.kernel == FRONT]
+    assert sorted(fronts) == sorted({(g.tp, g.rows) for g in builds.every_geometry()})
+    assert {kind: what.routed for kind, what in builds.KINDS.items()} == kernel_set.KINDS
     assert set(kernel_set.KERNEL_ARCHES) == set(builds.ISAS) and kernel_set.MAX_ROWS == geometry.MAX_ROWS
     assert kernel_set.every("gfx942") == []
 
@@ -91,16 +98,40 @@ def test_a_kernel_with_scratch_fails():
 
 
 def test_all_kernels_that_do_not_compile_are_named_at_once():
-    others = [SIX, Wanted("gfx950", 2, *DRAFT, 48)]
+    others = [SIX, Wanted("gfx950", FFN, 2, *DRAFT, 48)]
     with pytest.raises(OverlayError) as caught:
         kernels._built(others, {one: {"error": f"no {one.rows}"} for one in others})
     assert "2 of 2" in str(caught.value) and "no 6" in str(caught.value) and "no 48" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["6", "4:384:6", "4:384:6:x", "4:384:6:-1", ""])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "6",
+        "4:384:6:48",
+        "ffn:4:384:6",
+        "ffn:4:384:6:x",
+        "ffn:4:384:6:-1",
+        "",
+        "other:4:384:6:1",
+        "attention_front:4:384:6:1",
+    ],
+)
 def test_an_unreadable_kernel_is_refused(text):
-    with pytest.raises(OverlayError, match="TP:EXPERTS:PICKS:ROWS"):
+    with pytest.raises(OverlayError, match="KERNEL:TP:EXPERTS:PICKS:ROWS"):
         kernel_set.parse(text, "gfx950")
+
+
+def test_a_kernel_is_named_as_a_user_writes_it():
+    assert kernel_set.parse("ffn:4:384:6:6", "gfx950") == SIX
+    assert kernel_set.parse("attention_front:2:48", "gfx950") == Wanted("gfx950", FRONT, 2, *NO_ROUTING, 48)
+    assert str(kernel_set.parse("attention_front:2:48", "gfx950")) == "attention_front gfx950 TP2 48 rows"
+
+
+def test_a_recipe_whose_cache_whole_layers_do_not_read_reaches_the_ffn_launch():
+    one = RECIPES["mi355x-tp4"]
+    serve = {**one.serve, "kv-cache-dtype": "nvfp4_ds_mla"}
+    assert {one.kernel for one in kernel_set.of_recipe(replace(one, serve=serve))} == {FFN}
 
 
 def test_gfx942_is_said_to_have_none(capsys):
@@ -130,7 +161,7 @@ def test_a_compiler_that_dies_is_an_error_of_its_kernel_and_the_next_one_gets_an
         "        os.abort()\n"
         "    print(json.dumps({'fine': os.getpid()}), flush=True)\n",
     )
-    seven = Wanted("gfx950", 4, *TARGET, 7)
+    seven = Wanted("gfx950", FFN, 4, *TARGET, 7)
     assert "fine" in one.ask(seven)
     died = one.ask(SIX)
     assert "LLVM ERROR: boom" in died["error"] and "status -6" in died["error"]

@@ -15,6 +15,7 @@ from typing import Any
 import flydsl.compiler as flyc
 import flydsl.expr as fx
 from vllm.models.common.amd.persistent.isa.base import Isa
+from vllm.models.common.amd.persistent.regions import Layout
 
 from .. import regions
 from ..geometry import THREADS, WORKGROUPS, BackGeometry
@@ -113,13 +114,18 @@ def _run(ctx: Context) -> None:
     ffn_half(ctx, partial_of)
 
 
+def _layouts(g: BackGeometry) -> tuple[Layout, Layout, Layout]:
+    """Symmetric memory's, the workspace's, LDS's. Not in a closure of the kernel: FlyDSL's cache keys on what
+    those hold, and a layout's name differs between processes."""
+    return regions.back_symmetric(g), regions.back_workspace(g), regions.back_lds(g)
+
+
 def build(g: BackGeometry, isa: Isa, name: str = "attention_back_ffn") -> Callable[..., Any]:
     """The launcher of one build, ``name`` in the code object: called with ``BackArguments``."""
-    layouts = regions.back_symmetric(g), regions.back_workspace(g), regions.back_lds(g)
 
     @flyc.kernel(name=name, known_block_size=[THREADS, 1, 1])
     def kernel(args: BackArguments) -> None:
-        _run(Context.begin(g, isa, args, layouts))
+        _run(Context.begin(g, isa, args, _layouts(g)))
 
     @flyc.jit
     def launch(args: BackArguments, stream: fx.Stream = STREAM) -> None:

@@ -15,6 +15,7 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 from vllm.models.common.amd.persistent import device as dev
 from vllm.models.common.amd.persistent.isa.base import Isa
+from vllm.models.common.amd.persistent.regions import Layout
 
 from .. import regions
 from ..geometry import THREADS, WORKGROUPS, FrontGeometry
@@ -122,13 +123,18 @@ def _run(ctx: Context) -> None:
         ctx.launch.finish()
 
 
+def _layouts(g: FrontGeometry) -> tuple[Layout, Layout, Layout]:
+    """Symmetric memory's, the workspace's, LDS's. Not in a closure of the kernel: FlyDSL's cache keys on what
+    those hold, and a layout's name differs between processes."""
+    return regions.front_symmetric(g), regions.front_workspace(g), regions.front_lds(g)
+
+
 def build(g: FrontGeometry, isa: Isa, name: str = "attention_front") -> Callable[..., Any]:
     """The launcher of one build, ``name`` in the code object: called with ``FrontArguments``."""
-    layouts = regions.front_symmetric(g), regions.front_workspace(g), regions.front_lds(g)
 
     @flyc.kernel(name=name, known_block_size=[THREADS, 1, 1])
     def kernel(args: FrontArguments) -> None:
-        _run(Context.begin(g, isa, args, layouts))
+        _run(Context.begin(g, isa, args, _layouts(g)))
 
     @flyc.jit
     def launch(args: FrontArguments, stream: fx.Stream = STREAM) -> None:

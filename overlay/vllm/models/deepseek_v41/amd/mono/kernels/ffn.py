@@ -15,6 +15,7 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 from vllm.models.common.amd.persistent import device as dev
 from vllm.models.common.amd.persistent.isa.base import Isa
+from vllm.models.common.amd.persistent.regions import Layout
 
 from .. import regions
 from ..geometry import THREADS, WORKGROUPS, FfnGeometry
@@ -129,14 +130,18 @@ def ffn_half(ctx: Context, partial_of: Callable[[Place], Any]) -> None:
         ctx.launch.finish()
 
 
+def _layouts(g: FfnGeometry) -> tuple[Layout, Layout, Layout]:
+    """Symmetric memory's, the workspace's, LDS's. Not in a closure of the kernel: FlyDSL's cache keys on what
+    those hold, and a layout's name differs between processes."""
+    return regions.symmetric(g), regions.workspace(g), regions.lds(g)
+
+
 def build(g: FfnGeometry, isa: Isa, name: str = "ffn") -> Callable[..., Any]:
     """The launcher of one build, ``name`` in the code object: called with ``FfnArguments``."""
 
-    layouts = regions.symmetric(g), regions.workspace(g), regions.lds(g)
-
     @flyc.kernel(name=name, known_block_size=[THREADS, 1, 1])
     def kernel(args: FfnArguments) -> None:
-        ctx = Context.begin(g, isa, args, layouts)
+        ctx = Context.begin(g, isa, args, _layouts(g))
         partial = dev.Buffer(args.partial)
         word = partial.load(Place.of(ctx, ctx.thread).column_at)
         ffn_half(ctx, lambda _: word)
