@@ -197,7 +197,7 @@ def _own_sources() -> Sources | None:
 def _drift(arguments: argparse.Namespace) -> int:
     project = Project.find()
     sources = Sources.load(project)
-    base = install.check_site(arguments.base or fetch_base(project, sources.pin.vllm))
+    base = install.check_site(arguments.base or fetch_base(project, sources.pin.vllm), "--base")
     found = find_drift(sources, base)
     if not found:
         print(f"no drift: {len(sources.touched)} files that we touch are as locked")

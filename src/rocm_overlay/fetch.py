@@ -125,6 +125,13 @@ def _pip_download(version: str, staging: Path, sha256: str = "") -> Path:
     done = subprocess.run(
         command, env=environment, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False
     )
+    others = [one.name for one in staging.glob("vllm-*.tar.gz") if one != artefact]
+    if done.returncode == 0 and others:
+        raise OverlayError(
+            f"the package index writes vLLM {version} in another way",
+            seen=version,
+            wanted=others[0].removeprefix("vllm-").removesuffix(".tar.gz"),
+        )
     if done.returncode or not artefact.is_file():
         raise OverlayError(
             f"pip could not fetch {artefact.name}",

@@ -64,15 +64,15 @@ def find_site() -> Path:
     return Path(next(iter(spec.submodule_search_locations))).parent
 
 
-def check_site(site: Path) -> Path:
-    """The folder itself when it holds a vllm package.
+def check_site(site: Path, option: str = "--site") -> Path:
+    """The folder itself when it holds a vllm package; ``option`` is what named it.
 
     Raises:
         OverlayError: it does not.
     """
     if not (site / "vllm" / "__init__.py").is_file():
         raise OverlayError(
-            f"{site} holds no vllm package", wanted=f"{site}/vllm/__init__.py", fix="correct --site"
+            f"{site} holds no vllm package", wanted=f"{site}/vllm/__init__.py", fix=f"correct {option}"
         )
     return site
 

@@ -89,9 +89,13 @@ def find_target(
     """
     if VERSION.fullmatch(to):
         return _released(project, to)
-    folder, _, commit = to.rpartition("@") if "@" in to and "@sha256:" not in to else (to, "", "")
-    if folder and Path(folder).is_dir():
-        return _checkout(project, to, Path(folder), commit)
+    for folder, commit in ((to, ""), (to.rpartition("@")[0], to.rpartition("@")[2])):
+        if folder and Path(folder).expanduser().is_dir():
+            return _checkout(project, to, Path(folder).expanduser(), commit)
+    if to.startswith((".", "/", "~")):
+        raise OverlayError("no such folder", seen=to, wanted="a vLLM checkout, FOLDER or FOLDER@COMMIT")
+    if to.startswith(ARCHIVE) and not _archive_file(to):
+        raise OverlayError("no such image archive", seen=to, wanted="oci-archive:FILE", fix="correct TO")
     if to.startswith(ARCHIVE) or IMAGE.fullmatch(to):
         return _image(project, to, engine())
     raise OverlayError(
@@ -100,6 +104,12 @@ def find_target(
         wanted="a released version such as 0.33.0, an image's reference, or the folder of a vLLM checkout",
         fix="make rebase TO= VERSION, REGISTRY/NAME:TAG, oci-archive:FILE, FOLDER or FOLDER@COMMIT",
     )
+
+
+def _archive_file(reference: str) -> bool:
+    """Whether the file of an archive's reference is there; a name of an image in it may follow a colon."""
+    file = reference.removeprefix(ARCHIVE)
+    return any(Path(one).is_file() for one in (file, file.partition(":")[0]))
 
 
 def commit_of(root: Path) -> str:
@@ -121,8 +131,14 @@ def _checkout(project: Project, name: str, folder: Path, commit: str) -> Target:
     if not commit and not (
         inside and Path(git_text("rev-parse", "--show-toplevel", cwd=folder)) == folder.resolve()
     ):
-        return _made(project, Target("checkout", name, VllmPin("", "", "", ""), ""), check_site(folder))
-    found = git_text("rev-parse", "--verify", f"{commit or 'HEAD'}^{{commit}}", cwd=folder)
+        return _made(project, Target("checkout", name, VllmPin("", "", "", ""), ""), check_site(folder, "TO"))
+    asked = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit or 'HEAD'}^{{commit}}"]
+    status, printed = run_git(asked, folder, good=(0, 1, 128))
+    if status:
+        raise OverlayError(
+            f"no such commit in {folder}", seen=commit or "HEAD", fix="fetch it, or correct TO"
+        )
+    found = printed.decode().strip()
     if not commit and git_text("status", "--porcelain", "--untracked-files=no", cwd=folder):
         raise OverlayError(
             f"{folder} has changes that are in no commit",
@@ -134,7 +150,7 @@ def _checkout(project: Project, name: str, folder: Path, commit: str) -> Target:
         packed = run_git(["archive", "--format=tar", found, "--", *present], folder)[1]
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             archive.extractall(staging, filter="data")
-        check_site(Path(staging))
+        check_site(Path(staging), "TO")
         target = Target("checkout", name, VllmPin("", found, "", ""), "")
         return _made(project, target, Path(staging))
 

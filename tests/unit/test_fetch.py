@@ -75,6 +75,15 @@ def test_an_index_with_another_archive_is_refused_by_hash(tmp_path, pin, sdist, 
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+def test_a_version_that_the_index_writes_in_another_way_is_given_in_its_way(tmp_path, monkeypatch):
+    make_sdist(tmp_path / "vllm-1.2.0.tar.gz", version="1.2.0")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(OverlayError, match=r"writes vLLM 1\.2 in another way") as error:
+        fetch.fetch_version("1.2", make_project(tmp_path / "p"))
+    assert error.value.wanted == "1.2.0"
+
+
 def test_a_given_artefact_is_checked_and_cached(tmp_path, pin, sdist, no_network):
     cached = fetch_sdist(pin, tmp_path / "cache", given=sdist)
     assert sha256_of(cached) == pin.sha256

@@ -91,7 +91,7 @@ def test_another_commit_of_a_checkout_can_be_named(project, checkout):
     found = find_target(project, f"{checkout}@{first[:10]}")
     assert found.vllm.commit == first
     assert "second" not in (Path(found.root) / "vllm/amd/rocm.py").read_text()
-    with pytest.raises(OverlayError, match="rev-parse"):
+    with pytest.raises(OverlayError, match="no such commit"):
         find_target(project, f"{checkout}@{'0' * 40}")
 
 
@@ -140,6 +140,41 @@ def test_an_image_that_cannot_be_had_is_named(project, tmp_path, reference, stat
 def test_anything_else_is_refused(project, wrong):
     with pytest.raises(OverlayError, match="no such base"):
         find_target(project, wrong)
+
+
+@pytest.mark.parametrize(
+    ("to", "what", "fix"),
+    [
+        ("../no/such/vllm", "no such folder", None),
+        ("/nowhere/vllm@main", "no such folder", None),
+        ("~/no-such-vllm", "no such folder", None),
+        ("oci-archive:/nowhere.tar", "no such image archive", "correct TO"),
+        ("oci-archive:/nowhere.tar:name", "no such image archive", "correct TO"),
+    ],
+)
+def test_a_path_that_is_not_there_is_not_taken_for_an_image(project, to, what, fix):
+    with pytest.raises(OverlayError) as caught:
+        find_target(project, to)
+    assert (caught.value.what, caught.value.seen, caught.value.fix) == (what, to, fix)
+
+
+@pytest.mark.parametrize("commit", ["nope", "--all", "v9"])
+def test_a_commit_that_is_not_there_is_named(project, checkout, commit):
+    with pytest.raises(OverlayError, match="no such commit in") as caught:
+        find_target(project, f"{checkout}@{commit}")
+    assert caught.value.seen == commit
+
+
+def test_a_folder_without_the_package_names_the_argument_that_gave_it(project, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OverlayError, match="holds no vllm package") as caught:
+        find_target(project, str(tmp_path / "empty"))
+    assert caught.value.fix == "correct TO"
+
+
+def test_a_folder_with_an_at_sign_in_its_name_is_a_folder(project, tmp_path):
+    make_base(tmp_path / "a@b")
+    assert find_target(project, str(tmp_path / "a@b")).kind == "checkout"
 
 
 def test_a_version_is_fetched_and_its_commit_read(project, tmp_path, monkeypatch):
