@@ -199,7 +199,7 @@ def unpack_base(pin: VllmPin, sdist: Path, target: Path) -> bool:
             raise OverlayError(
                 f"{sdist.name} holds no vLLM package", wanted=f"vllm-{pin.version}/vllm/__init__.py"
             )
-        stamp = {"version": pin.version, "sha256": pin.sha256, "content": _content_hash(root)}
+        stamp = {"version": pin.version, "sha256": pin.sha256, "content": content_hash(root)}
         (root / STAMP_NAME).write_text(json.dumps(stamp), encoding="utf-8")
         if target.exists():
             shutil.rmtree(target)
@@ -219,7 +219,7 @@ def _sweep(folder: Path, prefix: str) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _content_hash(root: Path) -> str:
+def content_hash(root: Path) -> str:
     """A hash over path and content of every Python file of the package and of its tests."""
     digest = hashlib.sha256()
     for top in ("vllm", "tests"):
@@ -235,7 +235,7 @@ def is_pinned_base(pin: VllmPin, target: Path) -> bool:
         kept = {"version": pin.version, "sha256": pin.sha256} == {
             key: stamp[key] for key in ("version", "sha256")
         }
-        return kept and bool(stamp["content"] == _content_hash(target))
+        return kept and bool(stamp["content"] == content_hash(target))
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

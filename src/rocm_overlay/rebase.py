@@ -18,8 +18,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rocm_overlay import contracts
 from rocm_overlay.carry import ByHand, Carried, Conflict, Work, carry
 from rocm_overlay.errors import CheckFailed, OverlayError
+from rocm_overlay.fetch import content_hash
 from rocm_overlay.gittool import git_text, run_git
 from rocm_overlay.kept import kept_problems, read_kept
 from rocm_overlay.plan import Sources
@@ -39,12 +41,19 @@ HOW_TO_GO_ON = (
     "make rebase-continue (ACCEPT=PATH for a row that is right as it is, DROP=PATCH), or make rebase-abort"
 )
 
+START_AGAIN = "make rebase-abort, then make rebase TO=... again"
+
 FindPinned = Callable[[Project, Sources], Path | None]
+
+
+class UnreadableState(OverlayError):
+    """The record of a rebase is damaged."""
 
 
 @dataclass
 class State:
-    """What is on disk of a rebase: where it started, where it goes, what was decided, how far it is."""
+    """What is on disk of a rebase: where it started, where it goes and a hash of that base's files, what was
+    decided, how far it is."""
 
     start: str
     target: dict[str, Any]
@@ -52,6 +61,7 @@ class State:
     accepted: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     commit: str = ""
+    content: str = ""
 
 
 class Session:
@@ -115,7 +125,7 @@ class Session:
             self._step("clone")
             run_git(["clone", "--quiet", "--no-hardlinks", str(self.project.root), str(self.repo.root)])
             self._step("state")
-            self._write_state(State(start, target.as_json()))
+            self._write_state(State(start, target.as_json(), content=content_hash(Path(target.root))))
             return self._advance()
 
     def go_on(self, accept: Sequence[str] = (), drop: Sequence[str] = ()) -> Report:
@@ -132,11 +142,8 @@ class Session:
             self._require()
             self._refuse_landed(self._recover())
             state = self._read_state()
-            names = {patch.name for patch in Sources.load(self.repo).series.patches}
-            if unknown := sorted(set(drop) - names - set(state.dropped)):
-                raise OverlayError(
-                    "no such patch", seen=", ".join(unknown), wanted=f"of {', '.join(sorted(names))}"
-                )
+            self._refuse_lost(state)
+            self._refuse_unknown(state, accept, drop)
             state.accepted = sorted({*state.accepted, *accept})
             state.dropped = sorted({*state.dropped, *drop})
             self._step("decisions")
@@ -147,14 +154,51 @@ class Session:
         """Undo a rebase: the checkout is as it was, the work folder is gone.
 
         Raises:
-            OverlayError: no rebase is under way.
+            OverlayError: no rebase is under way; or its record cannot be read and the checkout has changes,
+                which may be of a landing that was cut short.
         """
         with self._held():
             if not self.work.exists():
                 self._require()
-            self._refuse_landed(self._recover())
+            try:
+                landed = self._recover()
+            except UnreadableState:
+                if _changes(self.project.root):
+                    raise
+                landed = False
+            self._refuse_landed(landed)
             self._step("remove")
             shutil.rmtree(self.work, ignore_errors=True)
+
+    def _refuse_lost(self, state: State) -> None:
+        """Refuse to go on without the clone, or over another base than the one that it was started for."""
+        if not (self.repo.root / PIN_NAME).is_file():
+            raise OverlayError("the rebase's clone is gone", seen=f"no {self.repo.root}", fix=START_AGAIN)
+        root = Path(state.target["root"])
+        if state.content and content_hash(root) != state.content:
+            raise OverlayError(
+                "the base that the rebase goes to is not as it was when it started",
+                seen=root,
+                fix=START_AGAIN,
+            )
+
+    def _refuse_unknown(self, state: State, accept: Sequence[str], drop: Sequence[str]) -> None:
+        sources = Sources.load(self.repo)
+        names = {patch.name for patch in sources.series.patches}
+        if unknown := sorted(set(drop) - names - set(state.dropped)):
+            raise OverlayError(
+                "no such patch", seen=", ".join(unknown), wanted=f"of {', '.join(sorted(names))}"
+            )
+        rows = {file.path for file in sources.overlay.files} | set(state.accepted)
+        if (folder := self.repo.root / contracts.FOLDER).is_dir():
+            rows |= {str(one) for one in contracts.load(folder)}
+        if unknown := sorted(set(accept) - rows):
+            raise OverlayError(
+                "nothing to accept of that name",
+                seen=", ".join(unknown),
+                wanted="the path of an overlay file, or a name of the contract list, as the report has it",
+                fix="merge a patch's file in the conflicts folder, or leave the patch out with DROP=PATCH",
+            )
 
     # --- one pass over everything ---
 
@@ -343,8 +387,8 @@ class Session:
         try:
             return State(**json.loads(self._state_file.read_text(encoding="utf-8")))
         except (ValueError, TypeError, OSError) as error:
-            raise OverlayError(
-                f"{self._state_file} cannot be read", seen=error, fix=f"remove {self.work}, then start again"
+            raise UnreadableState(
+                f"{self._state_file} cannot be read", seen=error, fix="see git status, then make rebase-abort"
             ) from None
 
     def _write_state(self, state: State) -> None:

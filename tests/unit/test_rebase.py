@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -191,6 +192,61 @@ def test_a_second_start_and_uncommitted_changes_are_refused(project, tmp_path):
         start(project, tmp_path, CLASHING)
     with pytest.raises(OverlayError, match="under way"):
         start(project, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["vllm/nope.py", "vllm/amd/rocm.py", "vllm.nope.f", "0001-amd-gate.patch"])
+def test_a_name_that_no_row_has_is_not_accepted(project, tmp_path, name):
+    with pytest.raises(CheckFailed):
+        start(project, tmp_path, CLASHING)
+    before = (project.build / "rebase/state.json").read_text()
+    with pytest.raises(OverlayError, match="nothing to accept of that name") as caught:
+        make_session(project).go_on([name])
+    assert caught.value.seen == name and (project.build / "rebase/state.json").read_text() == before
+
+
+def test_without_its_clone_a_rebase_says_so_and_can_be_undone(project, tmp_path):
+    before = state_of(project)
+    with pytest.raises(CheckFailed):
+        start(project, tmp_path, CLASHING)
+    shutil.rmtree(project.build / "rebase/repo")
+    with pytest.raises(OverlayError, match="clone is gone"):
+        make_session(project).go_on()
+    make_session(project).abort()
+    assert state_of(project) == before and not (project.build / "rebase").exists()
+
+
+@pytest.mark.parametrize(
+    "spoil", [shutil.rmtree, lambda root: write_files(root, {"vllm/other.py": "x = 1\n"})]
+)
+def test_a_base_that_is_gone_or_changed_meanwhile_is_not_gone_on_with(project, tmp_path, spoil):
+    with pytest.raises(CheckFailed):
+        start(project, tmp_path, CLASHING)
+    spoil(Path(json.loads((project.build / "rebase/state.json").read_text())["target"]["root"]))
+    with pytest.raises(OverlayError, match="is not as it was when it started"):
+        make_session(project).go_on()
+
+
+def test_a_damaged_record_can_be_undone_where_the_checkout_is_clean(project, tmp_path):
+    before = state_of(project)
+    for text in ("", "{}", '{"start": 1, "other": 2}', "[]"):
+        with pytest.raises(CheckFailed):
+            start(project, tmp_path, CLASHING)
+        (project.build / "rebase/state.json").write_text(text)
+        for verb in (make_session(project).go_on, lambda: start(project, tmp_path, CLASHING)):
+            with pytest.raises(OverlayError, match="cannot be read"):
+                verb()
+        make_session(project).abort()
+        assert state_of(project) == before and not (project.build / "rebase").exists()
+
+
+def test_a_damaged_record_beside_changes_is_for_a_person(project, tmp_path):
+    with pytest.raises(CheckFailed):
+        start(project, tmp_path, CLASHING)
+    (project.build / "rebase/state.json").write_text("")
+    (project.root / "base.toml").write_text("half of a landing")
+    with pytest.raises(OverlayError, match="cannot be read"):
+        make_session(project).abort()
+    assert (project.build / "rebase").exists()
 
 
 def test_a_checkout_that_moved_on_meanwhile_is_not_overwritten(project, tmp_path):
