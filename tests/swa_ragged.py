@@ -92,7 +92,7 @@ def _window(batch: Batch, request: Request, place: int) -> tuple[int, int]:
 
 
 def launch(plain: dict[str, Any]) -> dict[str, list]:
-    """What the overlay's kernel writes for the batch: the same fields, read as a reader reads them."""
+    """What the kernel writes for the batch: the same fields, read as a reader reads them."""
     import torch
     from vllm.models.deepseek_v41.amd.ops import swa_decode_meta
 

@@ -68,7 +68,7 @@ def amdsmi_module(arch: str, gpus: int = 1) -> ModuleType:
     if arch not in DEVICES:
         raise ValueError(f"unknown architecture {arch!r}, wanted one of {sorted(DEVICES)}")
     device = DEVICES[arch]
-    module = ModuleType("amdsmi", "The stand-in of tests/harness/fake_rocm.py.")
+    module = ModuleType("amdsmi", "The stand-in of fake_rocm.py.")
     asic = {"target_graphics_version": arch, "device_id": device.device_id, "market_name": arch}
     functions: dict[str, Any] = {
         "AmdSmiException": AmdSmiException,

@@ -130,8 +130,8 @@ def test_a_kernel_is_named_as_a_user_writes_it():
 
 def test_a_recipe_whose_cache_whole_layers_do_not_read_reaches_the_ffn_launch():
     one = RECIPES["mi355x-tp4"]
-    serve = {**one.serve, "kv-cache-dtype": "nvfp4_ds_mla"}
-    assert {one.kernel for one in kernel_set.of_recipe(replace(one, serve=serve))} == {FFN}
+    other = replace(one, args={**one.args, "kv-cache-dtype": "nvfp4_ds_mla"})
+    assert {kernel.kernel for kernel in kernel_set.of_recipe(other)} == {FFN}
 
 
 def test_gfx942_is_said_to_have_none(capsys):

@@ -86,8 +86,8 @@ def opened(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:  # noqa
         return kernels[-1]
 
     def open_ffn(build: mono_decode.KernelBuild, layers: tuple[str, ...]) -> FfnRecorder:
-        kernels.append(FfnRecorder(build, layers))
-        return kernels[-1]
+        kernels.append(made := FfnRecorder(build, layers))
+        return made
 
     def open_whole(build: mono_decode.KernelBuild, layers: tuple[str, ...]) -> WholeRecorder:
         kernels.append(WholeRecorder(build, layers))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
@@ -96,10 +97,15 @@ def test_every_rank_has_every_ranks_address_in_rank_order() -> None:
 
 
 def test_it_starts_as_asked_before_a_peer_can_have_its_address() -> None:
-    heaps = [Heap(rank) for rank in range(2)]
-    seen = []
-    for heap in heaps:
-        heap.export = lambda address, heap=heap: seen.append(heap.kept.clone()) or address  # type: ignore
+    seen: list[torch.Tensor] = []
+
+    class Watched(Heap):
+        def export(self, address: int) -> int:
+            assert self.kept is not None
+            seen.append(self.kept.clone())
+            return address
+
+    heaps = [Watched(rank) for rank in range(2)]
     made = Ranks(2).run(lambda rank, group: symmetric_memory(64, group, CPU, heaps[rank], start=[1, 7, 0, 0]))
     wanted = [1, 7] + [0] * 14
     assert [one.view(torch.int32).tolist() for one in seen] == [wanted] * 2
@@ -118,7 +124,9 @@ def test_one_ranks_failure_is_every_ranks_error_and_frees_everything(what: str, 
     assert all(heap.kept is None and not heap.open_addresses for heap in heaps)
 
 
-def test_a_machine_without_aiter_says_so_on_every_rank() -> None:
+def test_a_machine_without_aiter_says_so_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("aiter", "aiter.ops.flydsl.quick_allreduce_int4_ipc"):
+        monkeypatch.setitem(sys.modules, name, None)
     found = Ranks(2).run(lambda rank, group: symmetric_memory(64, group, CPU))
     assert all(isinstance(one, PeerMemoryError) and "aiter" in str(one).lower() for one in found)
 

@@ -25,7 +25,6 @@ from vllm.models.common.specialized_decode.features import (  # isort: skip
     optional_configs,
     reported_features,
 )
-from vllm.models.deepseek_v41.amd.mono_decode_spec import SPEC  # isort: skip
 
 # The configurations that every deployment has. Each one's on/off fields are reviewed below.
 CONFIGS = {
@@ -33,6 +32,12 @@ CONFIGS = {
     "offload_config", "attention_config", "aux_output_config", "mamba_config", "kernel_config",
     "structured_outputs_config", "observability_config", "logging_config", "compilation_config",
     "profiler_config", "ec_manager_config", "watchdog_config",
+}  # fmt: skip
+
+# Of those that are None unless their feature is on: the ones that a spec runs alongside.
+ALONGSIDE = {
+    "ec_transfer_config", "engram_config", "kv_events_config", "reasoning_config", "speculative_config",
+    "watermark_config", "weight_transfer_config",
 }  # fmt: skip
 
 # Fields of VllmConfig that are no configuration, and why none is a feature of a decoder layer.
@@ -237,9 +242,8 @@ def test_every_field_of_vllm_s_configuration_was_reviewed_and_no_other() -> None
 def test_every_on_off_field_was_reviewed_and_no_other() -> None:
     always, optional, _ = fields_of(VllmConfig)
     found = {path for name, kind in always.items() for path in switches(kind, name)}
-    # Of the others those that the mono kernels run alongside. Inside the speculative one are whole models'
-    # configurations, which are those reviewed here.
-    beside = {name: kind for name, kind in optional.items() if name in SPEC.runs_alongside}
+    # Inside the speculative one are whole models' configurations, which are those reviewed here.
+    beside = {name: kind for name, kind in optional.items() if name in ALONGSIDE}
     found |= {path for name, kind in beside.items() for path in switches(kind, name) if path.count(".") == 1}
     assert found == set(reviewed())
     assert len(reviewed()) == len(found), "a field with two verdicts"

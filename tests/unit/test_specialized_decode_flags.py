@@ -5,12 +5,12 @@ contradicting."""
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable
 from json import dumps
 from typing import Any
 
 import pytest
+import regex as re
 import torch
 
 from tests.unit import test_specialized_decode_tree as tree

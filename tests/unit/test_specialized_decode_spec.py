@@ -198,9 +198,3 @@ def test_every_switch_can_be_read_from_a_configuration() -> None:
     on, unreadable = reported_features(config())
     assert not unreadable
     assert set(on) == {"prefix caching", "torch.compile"} and set(on) < set(SWITCHES)
-
-
-def test_the_mono_kernels_name_only_features_that_exist() -> None:
-    from vllm.models.deepseek_v41.amd.mono_decode_spec import SPEC as MONO
-
-    assert MONO.runs_alongside <= set(SWITCHES) | set(optional_configs(VllmConfig()))

@@ -15,12 +15,13 @@ import functools
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import regex as re
 
 # Changes whenever the layout of a cache entry does.
 FORMAT = 1

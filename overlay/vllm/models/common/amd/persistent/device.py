@@ -305,7 +305,7 @@ def repeat(
     ``attempt`` gives (whether to go on, results), ``again`` the carried values of the next attempt."""
     kinds = [_rebuild(x) for x in start]
     types = [as_ir_value(x).type for x in start]
-    probe: list[Any] = []
+    probe: Sequence[Any] = ()
 
     def wrap(values: Sequence[ir.Value], how: Sequence[Callable[[ir.Value], Any]]) -> list[Any]:
         return [kind(value) for kind, value in zip(how, values, strict=True)]

@@ -5,7 +5,7 @@ A mailbox is a region of 8-byte words ``{payload: 32 bits, aux: 8 bits, tag: 24 
 word in one 8-byte access past the caches that its readers do not share (``DEVICE`` scope inside a rank,
 ``SYSTEM`` scope to a peer); the reader polls the word itself past its own caches. Payload and tag travel in
 one single-copy atomic access, so no drain, flag or fence is needed and a word is either this launch's or not.
-docs/memory_model.md has the argument and its source.
+The document memory_model.md has the argument and its source.
 
 Every wait is bounded. A wait that has polled ``limit`` times looks once more, and if a word is still missing
 it stores an error record in the control block of every rank and goes on; every other wait of the launch,

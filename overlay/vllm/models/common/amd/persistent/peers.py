@@ -194,7 +194,7 @@ def _fill(local: Tensor, start: Sequence[int]) -> None:
     if start:
         local[: 4 * len(start)].view(torch.int32).copy_(torch.tensor(start, dtype=torch.int32))
     if local.is_cuda:
-        torch.cuda.synchronize(local.device)
+        torch.accelerator.synchronize(local.device)
 
 
 def _backend() -> PeerBackend:

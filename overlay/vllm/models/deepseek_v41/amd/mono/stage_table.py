@@ -231,7 +231,7 @@ def concurrent_workgroups(g: FfnGeometry) -> list[tuple[str, range]]:
 
 def markdown(g: FfnGeometry) -> str:
     """The table for the README, with task counts of ``g``."""
-    lines = ["| stage | tasks | first workgroup | reads | writes | numerics |", "|---|---|---|---|---|---|"]
+    lines = ["| stage | tasks | first workgroup | reads | writes | numerics |", "| " + "--- | " * 5 + "--- |"]
     for stage in ffn_stages():
         cells = (
             f"**{stage.name}**: {stage.does}",

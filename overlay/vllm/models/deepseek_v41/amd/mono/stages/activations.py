@@ -95,7 +95,7 @@ class Activations:
         dev.barrier()
 
         @dev.when(ctx.thread < ctx.geometry.rows)
-        def _() -> None:
+        def _finish() -> None:
             total = fx.Float32(0.0)
             for i in range(TURNS_A_ROW):
                 total = total + dev.bits_f32(ctx.shared.load(lds.squares.at(ctx.thread, i)))

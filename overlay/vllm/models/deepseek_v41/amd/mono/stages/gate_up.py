@@ -239,7 +239,7 @@ class GateUp:
         def _() -> None:
             sums = []
             for tile in range(_TILES):
-                total = None
+                total: Any = None
                 for wave in range(WAVES):
                     at = partial.at(0, wave, tile * g.row_tiles + rows, ctx.lane) + base
                     value = ctx.shared.load(at, 4).bitcast(fx.Float32)
