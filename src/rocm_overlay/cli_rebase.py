@@ -66,13 +66,18 @@ def _export(arguments: argparse.Namespace) -> int:
     project = Project.find()
     base = fetch_base(project, Pin.load(project.pin_file).vllm)
     target = arguments.out or project.build / "export"
-    exported = export.export(project, base, target, arguments.author or export.PLACEHOLDER)
-    rows = [(one.folder, one.commit[:12], len(one.paths), ", ".join(one.pull.depends)) for one in exported]
-    print(table.render(("pull request", "commit", "files", "depends on"), rows))
-    print(f"in {target}; branches pr/* in {project.build / export.REPOSITORY}")
-    if not arguments.check:
-        return EXIT_OK
-    results = export_checks.check_all(project, base, target, exported)
+    if export.source_of(project)["changed"]:
+        print("the checkout has changes that are in no commit: they are exported as well", file=sys.stderr)
+    with export.held(project):
+        exported = export.export(project, base, target, arguments.author or export.PLACEHOLDER)
+        rows = [
+            (one.folder, one.commit[:12], len(one.paths), ", ".join(one.pull.depends)) for one in exported
+        ]
+        print(table.render(("pull request", "commit", "files", "depends on"), rows))
+        print(f"in {target}; branches pr/* in {project.build / export.REPOSITORY}", flush=True)
+        if not arguments.check:
+            return EXIT_OK
+        results = export_checks.check_all(project, base, target, exported)
     print(table.render(("pull request", "check", "found"), [(r.name, r.check, r.found) for r in results]))
     if failed := [one for one in results if one.failed]:
         raise CheckFailed(f"{len(failed)} checks of the exported pull requests fail")
@@ -151,7 +156,7 @@ def _contracts(arguments: argparse.Namespace) -> int:
     from rocm_overlay.rebase_checks import checks_for
 
     project = Project.find()
-    base = check_site(arguments.base or project.base)
+    base = check_site(arguments.base or project.base, "--base, or: make setup")
     recorded = contracts.load(project.root / contracts.FOLDER)
     drifts = contracts.compare(recorded, base)
     rows = [(str(one.contract), one.what, "yes" if one.breaks else "") for one in drifts]

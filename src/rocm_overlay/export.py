@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +20,18 @@ from rocm_overlay.errors import OverlayError
 from rocm_overlay.export_body import make_body
 from rocm_overlay.export_files import Files, trees
 from rocm_overlay.export_plan import ExportPlan, PullRequest, load_plan
+from rocm_overlay.export_tests import refuse_unclaimed_tests
 from rocm_overlay.gittool import git_text, run_git
 from rocm_overlay.plan import Sources
 from rocm_overlay.project import Project
+from rocm_overlay.transaction import Step, exclusive, no_step
 from rocm_overlay.upstream_style import obtain_ruff
 
 PLACEHOLDER = "YOUR NAME <YOUR EMAIL>"
+AUTHOR = re.compile(r"[^<>\s][^<>\n\0]* <[^<>\n\0]+>")
 LISTING = "series.json"
 REPOSITORY = "export.git"
+STAGING, INDEX = ".export-", "index"
 # What packaging adds to the source archive and upstream's repository does not have.
 NOT_UPSTREAM = (
     ".base.json",
@@ -51,7 +58,9 @@ class Exported:
         return f"{self.number:02}-{self.pull.name}"
 
 
-def export(project: Project, base: Path, target: Path, author: str = PLACEHOLDER) -> list[Exported]:
+def export(
+    project: Project, base: Path, target: Path, author: str = PLACEHOLDER, step: Step = no_step
+) -> list[Exported]:
     """Write every pull request that has content below ``target``, which is replaced when that worked.
 
     Args:
@@ -60,38 +69,94 @@ def export(project: Project, base: Path, target: Path, author: str = PLACEHOLDER
         target: a folder to make: NN-NAME/{0001-*.patch, BODY.md}, and the listing. The branches are in
             build/export.git.
         author: who signs off, as NAME <EMAIL>; a placeholder where it is left out.
+        step: called with a step's name before each change on disk; a test kills the process in it.
 
     Raises:
-        OverlayError: the manifest does not fit the overlay, or something does not apply.
+        OverlayError: the manifest does not fit the overlay, something does not apply, or another process
+            exports: then nothing is changed.
     """
-    if "<" not in author or not author.endswith(">"):
+    if not AUTHOR.fullmatch(author):
         raise OverlayError("the author", seen=author, wanted="NAME <EMAIL>")
-    sources = Sources.load(project)
-    plan = load_plan(project.root, sources)
-    ruff = obtain_ruff(base, project.cache / "tools")
-    files = trees(plan, sources, project.root, base, ruff)
+    target = target.absolute()
     _check_ours(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=target.parent) as staging:
-        fresh = Path(staging) / "export"
-        fresh.mkdir()
-        repository = _Repository(project.build / REPOSITORY, author, _moment(project))
-        root = repository.import_base(base, sources.pin.vllm.version)
-        exported = _write(project, plan, files, repository, root, fresh)
-        (fresh / LISTING).write_text(_listing(exported, plan, root), encoding="utf-8")
-        if target.exists():
-            shutil.rmtree(target)
-        fresh.replace(target)
-    return exported
+    with held(project):
+        sources = Sources.load(project)
+        plan = load_plan(project.root, sources)
+        refuse_unclaimed_tests(plan, project.root)
+        ruff = obtain_ruff(base, project.cache / "tools")
+        files = trees(plan, sources, project.root, base, ruff)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target.parent)
+        with tempfile.TemporaryDirectory(prefix=f"{STAGING}{os.getpid()}-", dir=target.parent) as staging:
+            fresh = Path(staging) / "export"
+            fresh.mkdir()
+            step("repository")
+            repository = _Repository(project.build / REPOSITORY, author, _moment(project))
+            step("base")
+            root = repository.import_base(base, sources.pin.vllm.version)
+            step("commits")
+            exported = _write(project, plan, files, repository, root, fresh)
+            (fresh / LISTING).write_text(_listing(exported, plan, root, source_of(project)), encoding="utf-8")
+            step("branches")
+            repository.publish({"base": root, **{f"pr/{one.pull.name}": one.commit for one in exported}})
+            step("move aside")
+            if target.exists():
+                target.rename(Path(staging) / "before")
+            step("move in")
+            fresh.rename(target)
+        return exported
+
+
+# What this process holds: an export that is checked is held once for both.
+_held: set[Path] = set()
+
+
+@contextmanager
+def held(project: Project) -> Iterator[None]:
+    """Hold the repository of branches for this process, however it ends.
+
+    Raises:
+        OverlayError: another process exports, or checks what it exported.
+    """
+    repository = (project.build / REPOSITORY).absolute()
+    if repository in _held:
+        yield
+        return
+    repository.mkdir(parents=True, exist_ok=True)
+    with exclusive(repository, "exporting"):
+        _held.add(repository)
+        try:
+            yield
+        finally:
+            _held.remove(repository)
 
 
 def _check_ours(target: Path) -> None:
-    if target.exists() and any(target.iterdir()) and not (target / LISTING).is_file():
+    if not target.exists():
+        return
+    if not target.is_dir() or (any(target.iterdir()) and not (target / LISTING).is_file()):
         raise OverlayError(
             f"{target} is no export",
-            seen="a folder with other things in it",
+            seen="a folder with other things in it" if target.is_dir() else "a file",
             wanted="a new folder, or an export",
         )
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the staging folders of killed runs."""
+    for left in folder.glob(f"{STAGING}[0-9]*-*"):
+        process = left.name.removeprefix(STAGING).partition("-")[0]
+        if not Path(f"/proc/{process}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def source_of(project: Project) -> dict[str, object]:
+    """What is exported: the project's commit ('' without one), and whether it has changes in no commit."""
+    status, printed = run_git(["rev-parse", "--verify", "--quiet", "HEAD"], project.root, good=(0, 1, 128))
+    if status:
+        return {"commit": "", "changed": True}
+    changes = git_text("status", "--porcelain", cwd=project.root)
+    return {"commit": printed.decode().strip(), "changed": bool(changes)}
 
 
 def _moment(project: Project) -> str:
@@ -122,7 +187,6 @@ def _write(
             parent, chain = chain, (*chain, below.name)
             if chain not in commits:
                 commits[chain] = repository.commit(commits[parent], files[below.name], _message(below))
-        repository.branch(f"pr/{pull.name}", commits[chain])
         one = Exported(len(exported) + 1, pull, commits[chain], tuple(files[pull.name]))
         folder = fresh / one.folder
         folder.mkdir()
@@ -137,7 +201,7 @@ def _message(pull: PullRequest) -> str:
     return f"{pull.title}\n\n" + "\n\n".join(pull.texts["purpose"]) + "\n"
 
 
-def _listing(exported: list[Exported], plan: ExportPlan, root: str) -> str:
+def _listing(exported: list[Exported], plan: ExportPlan, root: str, made_from: dict[str, object]) -> str:
     rows = [
         {
             "folder": one.folder,
@@ -152,9 +216,8 @@ def _listing(exported: list[Exported], plan: ExportPlan, root: str) -> str:
         for one in exported
     ]
     waiting = {one.name: one.held_back for one in plan.pulls if one.held_back}
-    return (
-        json.dumps({"format": 1, "base": root, "pull_requests": rows, "held_back": waiting}, indent=1) + "\n"
-    )
+    listing = {"format": 1, "base": root, "project": made_from, "pull_requests": rows, "held_back": waiting}
+    return json.dumps(listing, indent=1) + "\n"
 
 
 class _Repository:
@@ -169,26 +232,40 @@ class _Repository:
             "GIT_COMMITTER_NAME": name.strip(), "GIT_COMMITTER_EMAIL": email.rstrip(">"),
             "GIT_COMMITTER_DATE": moment,
         }  # fmt: skip
-        # Hashing eight thousand files takes seconds: the repository and its index are kept between exports.
-        if not (path / "HEAD").exists():
-            run_git(["init", "--quiet", "--bare", "--initial-branch=base", str(path)])
+        # A killed run leaves git's own locks behind, and an index that may be cut short.
+        for left in (*path.rglob("*.lock"), *path.glob(f"{INDEX}.*")):
+            left.unlink(missing_ok=True)
+        # Where it is there already, this is harmless and mends what a killed one left out.
+        run_git(["init", "--quiet", "--bare", "--initial-branch=base", str(path)])
 
     def import_base(self, base: Path, version: str) -> str:
-        """The pinned source as a commit, and no branch but it."""
+        """The pinned source as a commit."""
         git_dir = [f"--git-dir={self.path}", f"--work-tree={base.resolve()}"]
         # Forced: upstream tracks files that its own ignore list names.
         left_out = [f":(exclude,glob){name}" for name in NOT_UPSTREAM]
-        run_git([*git_dir, "add", "--all", "--force", "--", ".", *left_out], base)
-        tree = run_git([*git_dir, "write-tree"], base)[1].decode().strip()
-        made = self._commit_tree(tree, [], f"vLLM {version}, the pinned source\n")
-        for ref in git_text("for-each-ref", "--format=%(refname)", "refs/heads", cwd=self.path).split():
-            run_git(["update-ref", "-d", ref], self.path)
-        self.branch("base", made)
-        return made
+        # Hashing eight thousand files takes seconds: the index is kept between exports. A copy is worked on,
+        # which another git that still runs for a killed export does not meet.
+        kept, mine = self.path / INDEX, self.path / f"{INDEX}.base-{os.getpid()}"
+        if kept.is_file():
+            shutil.copy2(kept, mine)
+        environment = {"GIT_INDEX_FILE": str(mine)}
+        add = [*git_dir, "add", "--all", "--force", "--", ".", *left_out]
+        try:
+            run_git(add, base, environment=environment)
+        except OverlayError:
+            if not kept.is_file():
+                raise
+            # It is only there to be quicker.
+            for damaged in (kept, mine, mine.with_name(f"{mine.name}.lock")):
+                damaged.unlink(missing_ok=True)
+            run_git(add, base, environment=environment)
+        tree = run_git([*git_dir, "write-tree"], base, environment=environment)[1].decode().strip()
+        mine.replace(kept)
+        return self._commit_tree(tree, [], f"vLLM {version}, the pinned source\n")
 
     def commit(self, parent: str, files: Files, message: str) -> str:
         """A commit of changed, added and removed files on top of another."""
-        index = self.path / "index.export"
+        index = self.path / f"{INDEX}.commit-{os.getpid()}"
         index.unlink(missing_ok=True)
         environment = {"GIT_INDEX_FILE": str(index)}
         run_git(["read-tree", parent], self.path, environment=environment)
@@ -214,9 +291,13 @@ class _Repository:
         made = run_git(command, self.path, environment=self._environment, given=message.encode("utf-8"))
         return made[1].decode().strip()
 
-    def branch(self, name: str, commit: str) -> None:
-        """Point a branch at a commit."""
-        run_git(["update-ref", f"refs/heads/{name}", commit], self.path)
+    def publish(self, branches: Mapping[str, str]) -> None:
+        """Make these the repository's branches, and no others; all at once."""
+        there = git_text("for-each-ref", "--format=%(refname)", "refs/heads", cwd=self.path).split()
+        wanted = {f"refs/heads/{name}": commit for name, commit in branches.items()}
+        lines = [f"delete {ref}" for ref in there if ref not in wanted]
+        lines += [f"update {ref} {commit}" for ref, commit in wanted.items()]
+        run_git(["update-ref", "--stdin"], self.path, given=("\n".join(lines) + "\n").encode())
 
     def mailbox(self, commit: str, folder: Path) -> None:
         """The commit as ``git am`` takes it."""

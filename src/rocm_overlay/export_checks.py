@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,12 @@ from rocm_overlay.errors import CheckFailed, OverlayError
 from rocm_overlay.export import PLACEHOLDER, REPOSITORY, Exported
 from rocm_overlay.export_plan import ExportPlan, load_plan
 from rocm_overlay.gittool import git_text, run_git
+from rocm_overlay.kernel_builds import linker_environment
 from rocm_overlay.plan import Sources
 from rocm_overlay.project import Project
 
-# Of a hook in somebody's repository: the package that has its tool, by the repository's name and the
-# tag without its v, and the hook as that repository declares it.
+# Of a hook in somebody's repository: the package that has its tool, from the index of its language, by the
+# repository's name and the tag without its v, and the hook as that repository declares it.
 PACKAGES: Mapping[str, tuple[str, Mapping[str, dict[str, Any]]]] = {
     "astral-sh/ruff-pre-commit": (
         "ruff=={version}",
@@ -43,7 +45,13 @@ PACKAGES: Mapping[str, tuple[str, Mapping[str, dict[str, Any]]]] = {
         "clang-format=={version}",
         {"clang-format": {"entry": "clang-format -i", "types_or": ["c++", "c", "cuda"]}},
     ),
+    "DavidAnson/markdownlint-cli2": (
+        "markdownlint-cli2@{version}",
+        {"markdownlint-cli2": {"entry": "markdownlint-cli2", "types": ["markdown"], "language": "node"}},
+    ),
 }
+# What the others read, where upstream's configuration does not say it.
+READS: Mapping[str, str] = {"actionlint": r"^\.github/workflows/", "shellcheck": r"\.(sh|bash)$"}
 RESULT = re.compile(
     r"^(?P<name>.+?)\.{3,}(?:\((?P<why>[^)]+)\))?(?P<state>Passed|Failed|Skipped)$", re.MULTILINE
 )
@@ -97,43 +105,70 @@ def apply_mailboxes(repository: Path, patches: Sequence[Path], target: Path, bas
 def run_tests(checkout: Path, commands: Sequence[str], timeout: float | None = None) -> str:
     """Run a pull request's tests on the CPU, without upstream's conftest, which wants a GPU's packages.
 
+    As in upstream's ROCm image, the package is not beside the tests: it lies elsewhere on the path.
+
     Returns:
         The last line of each run.
 
     Raises:
         CheckFailed: one fails, or runs no test or skips one.
     """
-    lines = []
     for command in commands:
-        words = command.split()
-        if words[:3] != ["python", "-m", "pytest"]:
+        if command.split()[:3] != ["python", "-m", "pytest"]:
             raise OverlayError("a test command", seen=command, wanted="python -m pytest PATHS")
-        options = ["-q", "-p", "no:cacheprovider", "--noconftest"]
-        environment = {
-            key: value for key, value in os.environ.items() if not key.startswith(("GIT_", "PYTEST_"))
-        }
-        environment |= {"PYTHONPATH": "", "VLLM_PLUGINS": "", "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(
-            [sys.executable, *words[1:], *options],
-            cwd=checkout, env=environment, text=True, capture_output=True, timeout=timeout, check=False,
-        )  # fmt: skip
-        last = (done.stdout.strip().splitlines() or ["no output"])[-1]
-        if done.returncode or "skipped" in last or "passed" not in last:
-            raise CheckFailed(
-                f"the tests of {' '.join(words[3:])} fail", seen=(done.stdout + done.stderr)[-3000:]
-            )
-        lines.append(last)
-    return "; ".join(lines)
+    with _package_elsewhere(checkout) as site:
+        return "; ".join(_run_command(checkout, site, command.split(), timeout) for command in commands)
 
 
-def local_configuration(text: str) -> tuple[dict[str, Any], list[HookResult]]:
+@contextmanager
+def _package_elsewhere(checkout: Path) -> Iterator[Path]:
+    """The folder that the package is moved to for the time being."""
+    site = checkout / "src"
+    if not (checkout / "vllm").is_dir():
+        yield site
+        return
+    site.mkdir()
+    (checkout / "vllm").rename(site / "vllm")
+    try:
+        yield site
+    finally:
+        (site / "vllm").rename(checkout / "vllm")
+        shutil.rmtree(site)
+
+
+def _run_command(checkout: Path, site: Path, words: Sequence[str], timeout: float | None) -> str:
+    options = ["-q", "-p", "no:cacheprovider", "--noconftest"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("GIT_", "PYTEST_"))}
+    environment |= {"PYTHONPATH": str(site), "VLLM_PLUGINS": "", "PYTHONDONTWRITEBYTECODE": "1"}
+    # What a kernel cache keeps must not be found by the next run; and kernels are linked by ROCm's lld.
+    beside = checkout.parent / f"{checkout.name}-cache"
+    environment |= {"VLLM_CACHE_ROOT": str(beside), **linker_environment(beside)}
+    done = subprocess.run(
+        [sys.executable, *words[1:], *options],
+        cwd=checkout, env=environment, text=True, capture_output=True, timeout=timeout, check=False,
+    )  # fmt: skip
+    last = (done.stdout.strip().splitlines() or ["no output"])[-1]
+    if done.returncode or "skipped" in last or "passed" not in last:
+        raise CheckFailed(
+            f"the tests of {' '.join(words[3:])} fail", seen=(done.stdout + done.stderr)[-3000:]
+        )
+    return last
+
+
+def local_configuration(text: str, paths: Sequence[str]) -> tuple[dict[str, Any], list[HookResult]]:
     """Upstream's configuration with each hook from a repository replaced by its package.
 
+    Args:
+        text: the configuration.
+        paths: the files that the hooks are for.
+
     Returns:
-        The configuration, and the hooks that have no package.
+        The configuration, and the hooks that have no package: not run, or skipped where they read none of
+        the files.
     """
     configuration = yaml.safe_load(text)
     repositories, left_out = [], []
+    has_npm = shutil.which("npm") is not None
     for repository in configuration["repos"]:
         if repository["repo"] == "local":
             repositories.append(repository)
@@ -142,17 +177,24 @@ def local_configuration(text: str) -> tuple[dict[str, Any], list[HookResult]]:
         package, known = PACKAGES.get(name, ("", {}))
         hooks = []
         for hook in repository["hooks"]:
-            if hook["id"] not in known:
-                left_out.append(HookResult(hook["id"], "not run", f"{name} is no Python package"))
+            own = known.get(hook["id"])
+            needs_npm = own is not None and own.get("language") == "node" and not has_npm
+            if own is None or needs_npm:
+                why = "npm is not installed" if needs_npm else f"no package of {name} is known here"
+                reads = hook.get("files", READS.get(hook["id"], ""))
+                left_out.append((HookResult(hook.get("name", hook["id"]), "not run", why), reads))
                 continue
             dependency = package.format(version=str(repository["rev"]).removeprefix("v"))
-            hooks.append(
-                {**known[hook["id"]], "name": hook["id"], "language": "python",
-                 "additional_dependencies": [dependency], **hook}
-            )  # fmt: skip
+            made = {"language": "python", **own, "name": hook["id"], "additional_dependencies": [dependency]}
+            # Node itself is the machine's.
+            hooks.append({**made, **hook, **({"language_version": "system"} if "language" in own else {})})
         if hooks:
             repositories.append({"repo": "local", "hooks": hooks})
-    return {**configuration, "repos": repositories}, left_out
+    results = [
+        one if any(re.search(reads, path) for path in paths) else HookResult(one.name, "Skipped", "no files")
+        for one, reads in left_out
+    ]
+    return {**configuration, "repos": repositories}, results
 
 
 def run_hooks(checkout: Path, paths: Sequence[str], home: Path, skip: Sequence[str] = ()) -> list[HookResult]:
@@ -168,7 +210,7 @@ def run_hooks(checkout: Path, paths: Sequence[str], home: Path, skip: Sequence[s
         OverlayError: pre-commit itself fails.
     """
     configuration, results = local_configuration(
-        (checkout / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+        (checkout / ".pre-commit-config.yaml").read_text(encoding="utf-8"), paths
     )
     written = checkout.parent / f"{checkout.name}-pre-commit.yaml"
     written.write_text(yaml.safe_dump(configuration, sort_keys=False), encoding="utf-8")
@@ -218,25 +260,38 @@ class Outcome:
 def check_all(project: Project, base: Path, exported_in: Path, exported: Sequence[Exported]) -> list[Outcome]:
     """Apply each pull request on what it depends on, run its tests, then upstream's hooks on its files.
 
-    Raises:
-        CheckFailed: one does not apply, or a test of it fails.
+    Each is checked whatever came of the others; a line to the standard error says which one is.
     """
     plan = load_plan(project.root, Sources.load(project))
-    outcomes = []
+    outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="rocm-overlay-am-", dir=project.build) as folder:
         for one in exported:
+            print(f"checking {one.folder}", file=sys.stderr, flush=True)
             checkout = Path(folder) / one.pull.name
-            apply_mailboxes(
-                project.build / REPOSITORY, mailboxes(plan, exported, exported_in, one), checkout, base
-            )
-            outcomes.append(Outcome(one.pull.name, "git am", "applies"))
-            outcomes.append(Outcome(one.pull.name, "tests", run_tests(checkout, one.pull.run)))
-            for result in run_hooks(checkout, one.paths, project.cache / "pre-commit"):
-                if result.state != "Skipped":
-                    found = f"{result.state} {result.detail}".strip()
-                    outcomes.append(Outcome(one.pull.name, result.name, found, result.state == "Failed"))
+            patches = mailboxes(plan, exported, exported_in, one)
+            outcomes += _check_one(project, base, patches, one, checkout)
             shutil.rmtree(checkout)
     return outcomes
+
+
+def _check_one(
+    project: Project, base: Path, patches: Sequence[Path], one: Exported, checkout: Path
+) -> Iterator[Outcome]:
+    name = one.pull.name
+    try:
+        apply_mailboxes(project.build / REPOSITORY, patches, checkout, base)
+    except CheckFailed as error:
+        yield Outcome(name, "git am", str(error.seen), True)
+        return
+    yield Outcome(name, "git am", "applies")
+    try:
+        yield Outcome(name, "tests", run_tests(checkout, one.pull.run))
+    except CheckFailed as error:
+        yield Outcome(name, "tests", f"{error.what}: {error.seen}", True)
+    for result in run_hooks(checkout, one.paths, project.cache / "pre-commit"):
+        if result.state != "Skipped":
+            found = f"{result.state} {result.detail}".strip()
+            yield Outcome(name, result.name, found, result.state == "Failed")
 
 
 def mailboxes(

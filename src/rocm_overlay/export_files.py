@@ -10,14 +10,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rocm_overlay.errors import OverlayError
+from rocm_overlay.export_imports import refuse_missing_imports
 from rocm_overlay.export_plan import FOLDER, NAME, Carried, ExportPlan, PullRequest
 from rocm_overlay.patching import Outcome, apply_diff
 from rocm_overlay.plan import Sources
 from rocm_overlay.textio import decode
-from rocm_overlay.upstream_style import COPYRIGHT, SPDX, Ruff, restyle
+from rocm_overlay.upstream_style import COPYRIGHT, SPDX, Ruff, restyle, upstream_markdown
 
 # Our tests are not typed: a lambda that records its call, a namespace that stands for a class.
 TESTS_TYPES = '# mypy: disable-error-code="attr-defined,func-returns-value,var-annotated"'
+# What only this project has: its modules, folders, verbs and the words for them.
+OWN = re.compile(
+    r"\b(rocm[_-]overlay|cdnasim|tests\.(?:unit|harness|tiny)|tests/(?:unit|sim|harness)|overlay/vllm"
+    r"|laid tree|pinned base|the overlay)\b|`make [a-z]"
+)
+DOCUMENT = re.compile(r"(?<![\w/.])docs/[\w/.-]+\.md\b")
 # A file's text, or None where the pull request removes it.
 Files = dict[str, str | None]
 
@@ -93,6 +100,29 @@ def without_tests(text: str, carried: Carried) -> str:
     return "\n".join(lines)
 
 
+def rename_files(text: str, plan: ExportPlan) -> str:
+    """A document's text with the carried tests at upstream's paths."""
+    for one in (carried for pull in plan.pulls for carried in pull.tests):
+        text = text.replace(f"`{one.source}`", f"`{one.target}`")
+    return text
+
+
+def without_sections(text: str, carried: Carried) -> str:
+    """A document's text without the sections that stay here, by their headings.
+
+    Raises:
+        OverlayError: one of them is not in it.
+    """
+    parts = re.split(r"(?m)^(?=#+ )", text)
+    headings = [part.partition("\n")[0].lstrip("# ") for part in parts]
+    if missing := sorted(set(carried.omit) - set(headings)):
+        raise OverlayError(
+            f"{FOLDER}/{NAME}: omit names no section of {carried.source}", seen=", ".join(missing)
+        )
+    kept = [part for part, heading in zip(parts, headings, strict=True) if heading not in carried.omit]
+    return "".join(kept).rstrip("\n") + "\n"
+
+
 def pull_files(
     pull: PullRequest, plan: ExportPlan, sources: Sources, root: Path, before: Tree, ruff: Ruff
 ) -> Files:
@@ -117,8 +147,12 @@ def pull_files(
     }
     renames = module_renames(plan)
     carried = {}
-    for one in (*pull.tests, *pull.ci):
-        text = without_tests((root / one.source).read_text(encoding="utf-8"), one)
+    for one in (*pull.tests, *pull.ci, *pull.docs):
+        text = (root / one.source).read_text(encoding="utf-8")
+        if one.source.endswith(".md"):
+            text = upstream_markdown(rename_files(without_sections(text, one), plan))
+        else:
+            text = without_tests(text, one)
         if one.target.endswith(".py"):
             text = rename_modules(text, renames)
         if Path(one.target).name.startswith("test_") and one.target.endswith(".py"):
@@ -126,7 +160,7 @@ def pull_files(
         carried[one.target] = text
     with tempfile.TemporaryDirectory(prefix="rocm-overlay-style-") as folder:
         files: Files = dict(restyle({**ours, **carried}, ruff, Path(folder)))
-    _refuse_leftovers(pull, files)
+    own = set(files)
     files |= _patched(pull, sources, before)
     for edit in pull.edits:
         text = files.get(edit.path) or before.read(edit.path) or ""
@@ -137,6 +171,7 @@ def pull_files(
                 wanted=f"{edit.count} times",
             )
         files[edit.path] = text.replace(edit.old, edit.new)
+    _refuse_leftovers(pull, {path: files[path] for path in sorted(own)}, before.with_files(files))
     for path in pull.remove:
         if before.read(path) is None:
             raise OverlayError(f"{FOLDER}/{NAME}: {pull.name} removes what is not there", seen=path)
@@ -162,17 +197,20 @@ def _patched(pull: PullRequest, sources: Sources, before: Tree) -> Files:
     return files
 
 
-def _refuse_leftovers(pull: PullRequest, files: Files) -> None:
-    """A carried test must not import what only this project has."""
-    own = re.compile(r"\b(rocm_overlay|cdnasim|tests\.unit|tests\.harness|tests\.tiny)\b")
+def _refuse_leftovers(pull: PullRequest, files: Files, tree: Tree) -> None:
+    """What is carried must not name what only this project has: modules, folders, verbs, documents."""
+    found = []
     for path, text in files.items():
-        if path.endswith(".py") and text and (hit := own.search(text)):
-            line = text[: hit.start()].count("\n") + 1
-            raise OverlayError(
-                f"{FOLDER}/{NAME}: {pull.name}: {path} names what upstream does not have",
-                seen=f"{hit[0]} in line {line}",
-                fix="carry that module as well, or name its stand-in under [rename]",
-            )
+        for line, words in enumerate((text or "").split("\n"), start=1):
+            named = [one[0] for one in OWN.finditer(words)]
+            named += [one for one in DOCUMENT.findall(words) if tree.read(one) is None]
+            found += [f"{path}: {one} in line {line}" for one in named]
+    if found:
+        raise OverlayError(
+            f"{FOLDER}/{NAME}: {pull.name} names what upstream does not have",
+            seen="; ".join(found),
+            fix="carry that as well, name its stand-in under [rename], or write the text for both",
+        )
 
 
 def trees(plan: ExportPlan, sources: Sources, root: Path, base: Path, ruff: Ruff) -> dict[str, Files]:
@@ -186,6 +224,7 @@ def trees(plan: ExportPlan, sources: Sources, root: Path, base: Path, ruff: Ruff
             if other.name in made:
                 before = before.with_files(made[other.name])
         made[pull.name] = pull_files(pull, plan, sources, root, before, ruff)
+        refuse_missing_imports(pull, plan, base, before.changed, made[pull.name])
     return made
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ FOLDER, NAME = "upstream", "prs.toml"
 SECTIONS = ("purpose", "claims", "validation", "reproduce", "limits", "unchanged")
 FIELDS = {
     "name": str, "title": str, "depends": list, "files": list, "patches": list, "merged_when": str,
-    "run": list, "test": list, "ci": list, "remove": list, "edit": list, "results": list, "waits": str,
+    "run": list, "test": list, "ci": list, "doc": list, "remove": list, "edit": list, "results": list,
+    "waits": str,
     **dict.fromkeys(SECTIONS, list),
 }  # fmt: skip
 REQUIRED = ("name", "title", "purpose", "merged_when")
@@ -32,7 +33,7 @@ REQUIRED = ("name", "title", "purpose", "merged_when")
 
 @dataclass(frozen=True)
 class Carried:
-    """A file of ours, its path in upstream's tree, and the tests of it that stay here."""
+    """A file of ours, its path in upstream's tree, and what stays here: tests, a document's sections."""
 
     source: str
     target: str
@@ -71,6 +72,7 @@ class PullRequest:
     run: tuple[str, ...]
     tests: tuple[Carried, ...]
     ci: tuple[Carried, ...]
+    docs: tuple[Carried, ...]
     remove: tuple[str, ...]
     edits: tuple[Edit, ...]
     results: tuple[Result, ...]
@@ -87,10 +89,12 @@ class PullRequest:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """The pull requests in their order, and how the tests' modules are called in upstream's tree."""
+    """The pull requests in their order, how the tests' modules are called in upstream's tree, and which tests
+    stay here, by glob, with why."""
 
     pulls: tuple[PullRequest, ...]
     renames: dict[str, str]
+    stays: dict[str, str] = field(default_factory=dict)
 
     def closure(self, name: str) -> list[PullRequest]:
         """What a pull request stands on, and itself last, in the order of the manifest."""
@@ -123,25 +127,48 @@ def load_plan(root: Path, sources: Sources) -> ExportPlan:
         data = tomllib.loads(read_text(root / FOLDER / NAME, f"{FOLDER}/{NAME}"))
     except tomllib.TOMLDecodeError as error:
         raise _bad("not valid TOML", seen=error, fix="correct that line") from None
-    if unknown := set(data) - {"pr", "rename"}:
-        raise _bad("unknown table", seen=", ".join(sorted(unknown)), wanted="[[pr]] and [rename]")
+    if unknown := set(data) - {"pr", "rename", "stays"}:
+        raise _bad("unknown table", seen=", ".join(sorted(unknown)), wanted="[[pr]], [rename] and [stays]")
     pulls: list[PullRequest] = []
-    for entry in data.get("pr", []):
+    for entry in _tables("pr", data.get("pr", [])):
         pulls.append(_pull(entry, root, sources, [one.name for one in pulls]))
     _check_cover(
         "overlay file", [file.path for file in sources.overlay.files], [p.files for p in pulls], pulls
     )
     _check_cover("patch", [patch.name for patch in sources.series.patches], [p.patches for p in pulls], pulls)
-    return ExportPlan(tuple(pulls), {str(key): str(value) for key, value in data.get("rename", {}).items()})
+    return ExportPlan(
+        tuple(pulls),
+        _texts("rename", data.get("rename", {}), "the module's name in upstream's tree"),
+        _texts("stays", data.get("stays", {}), "why the test stays here"),
+    )
+
+
+def _texts(table: str, entries: Any, wanted: str) -> dict[str, str]:
+    """A table of texts, none of them empty."""
+    if not isinstance(entries, dict):
+        raise _bad(f"[{table}]", seen=entries, wanted=f"[{table}]")
+    for key, value in entries.items():
+        if not isinstance(value, str) or not value.strip():
+            raise _bad(f"[{table}] {key}", seen=repr(value), wanted=wanted)
+    return dict(entries)
+
+
+def _tables(what: str, entries: Any) -> list[dict[str, Any]]:
+    if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
+        raise _bad(what, seen=entries, wanted=f"tables, each under [[{what}]]")
+    return entries
 
 
 def _pull(entry: dict[str, Any], root: Path, sources: Sources, earlier: Sequence[str]) -> PullRequest:
     name = str(entry.get("name"))
     if unknown := sorted(set(entry) - set(FIELDS)):
         raise _bad(f"{name}: unknown field", seen=", ".join(unknown), wanted=", ".join(FIELDS))
-    for field, kind in FIELDS.items():
-        if (field in REQUIRED and field not in entry) or not isinstance(entry.get(field, kind()), kind):
-            raise _bad(f"{name}: field {field}", seen=entry.get(field), wanted=kind.__name__)
+    for key, kind in FIELDS.items():
+        if (key in REQUIRED and key not in entry) or not isinstance(entry.get(key, kind()), kind):
+            raise _bad(f"{name}: field {key}", seen=entry.get(key), wanted=kind.__name__)
+    for key in ("depends", "files", "patches", "run", "remove", *SECTIONS):
+        if bad := [one for one in entry.get(key, []) if not isinstance(one, str)]:
+            raise _bad(f"{name}: field {key}", seen=bad[0], wanted="texts")
     if later := [one for one in entry.get("depends", []) if one not in earlier]:
         raise _bad(f"{name} depends on what does not stand before it", seen=", ".join(later))
     if name in earlier:
@@ -157,11 +184,10 @@ def _pull(entry: dict[str, Any], root: Path, sources: Sources, earlier: Sequence
         run=tuple(entry.get("run", [])),
         tests=_carried(name, root, entry.get("test", [])),
         ci=_carried(name, root, entry.get("ci", [])),
+        docs=_carried(name, root, entry.get("doc", [])),
         remove=tuple(entry.get("remove", [])),
-        edits=tuple(_edit(name, one) for one in entry.get("edit", [])),
-        results=tuple(
-            Result(one["file"], one["heading"], int(one.get("block", 1))) for one in entry.get("results", [])
-        ),
+        edits=tuple(_edit(name, one) for one in _tables(f"{name}: edit", entry.get("edit", []))),
+        results=tuple(_result(name, one) for one in _tables(f"{name}: results", entry.get("results", []))),
         texts=texts,
         waits=entry.get("waits", ""),
     )
@@ -187,13 +213,12 @@ def _symbol(name: str, text: str) -> Symbol | None:
     return Symbol(match["path"], match["verb"], match["name"], match["scope"]) if match["path"] else None
 
 
-def _carried(name: str, root: Path, entries: Iterable[dict[str, Any]]) -> tuple[Carried, ...]:
+def _carried(name: str, root: Path, entries: Any) -> tuple[Carried, ...]:
     found = []
-    for entry in entries:
-        if not {"from", "to"} <= set(entry) <= {"from", "to", "omit"}:
-            raise _bad(
-                f"{name}: a carried file", seen=entry, wanted="from, to, and omit: tests that stay here"
-            )
+    for entry in _tables(f"{name}: test, ci, doc", entries):
+        fits = {"from", "to"} <= set(entry) <= {"from", "to", "omit"}
+        if not fits or not isinstance(entry["from"], str) or not isinstance(entry["to"], str):
+            raise _bad(f"{name}: a carried file", seen=entry, wanted="from, to, and omit: what stays here")
         sources = sorted(root.glob(entry["from"]))
         if not sources:
             raise _bad(f"{name}: no such file", seen=entry["from"], fix="correct it, or restore the file")
@@ -203,12 +228,22 @@ def _carried(name: str, root: Path, entries: Iterable[dict[str, Any]]) -> tuple[
     return tuple(found)
 
 
+def _result(name: str, entry: dict[str, Any]) -> Result:
+    if not {"file", "heading"} <= set(entry) <= {"file", "heading", "block"} or not _whole(entry, "block"):
+        raise _bad(f"{name}: a result", seen=entry, wanted="file, heading, and block: its number, from 1")
+    return Result(str(entry["file"]), str(entry["heading"]), entry.get("block", 1))
+
+
+def _whole(entry: dict[str, Any], key: str) -> bool:
+    value = entry.get(key, 1)
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
 def _edit(name: str, entry: dict[str, Any]) -> Edit:
-    if not {"path", "old", "new"} <= set(entry) <= {"path", "old", "new", "count"}:
-        raise _bad(
-            f"{name}: an edit", seen=", ".join(entry), wanted="path, old, new, and count where it is not 1"
-        )
-    return Edit(entry["path"], entry["old"], entry["new"], int(entry.get("count", 1)))
+    fits = {"path", "old", "new"} <= set(entry) <= {"path", "old", "new", "count"} and _whole(entry, "count")
+    if not fits or not all(isinstance(entry[key], str) for key in ("path", "old", "new")) or not entry["old"]:
+        raise _bad(f"{name}: an edit", seen=entry, wanted="path, old, new, and count where it is not 1")
+    return Edit(entry["path"], entry["old"], entry["new"], entry.get("count", 1))
 
 
 def _check_cover(
@@ -237,7 +272,8 @@ class Merged:
 
 
 def merged_pulls(plan: ExportPlan, sources: Sources, root: Path) -> list[Merged]:
-    """The pull requests that the base at ``root`` has: by their own condition, or file by file.
+    """The pull requests that the base at ``root`` has: by their own condition, file by file, or, where they
+    have none, edit by edit.
 
     Args:
         plan: the manifest.
@@ -252,6 +288,8 @@ def merged_pulls(plan: ExportPlan, sources: Sources, root: Path) -> list[Merged]
             path for path, text in texts.items() if text is not None and same_program(text, ours[path])
         )
         how = "every file of it is there" if pull.files and len(same) == len(pull.files) else ""
+        if not pull.files and not pull.patches and pull.edits and all(_has(root, one) for one in pull.edits):
+            how = "every edit of it is there"
         if pull.merged_when is not None:
             content = read_base(root, pull.merged_when.path)
             if content is not None and pull.merged_when.holds(decode(content, pull.merged_when.path)):
@@ -260,3 +298,10 @@ def merged_pulls(plan: ExportPlan, sources: Sources, root: Path) -> list[Merged]
             changed = tuple(path for path, text in texts.items() if text is not None and path not in same)
             found.append(Merged(pull, how, same, changed))
     return found
+
+
+def _has(root: Path, edit: Edit) -> bool:
+    """Whether a base has an edit's new text, and its old one no more."""
+    content = read_base(root, edit.path)
+    text = "" if content is None else decode(content, edit.path)
+    return bool(edit.new) and edit.new in text and edit.old not in text.replace(edit.new, "")

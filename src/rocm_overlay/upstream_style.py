@@ -83,6 +83,18 @@ def obtain_ruff(base: Path, tools: Path) -> Ruff:
     return Ruff((str(target / "bin" / "ruff"),), base / "pyproject.toml")
 
 
+def upstream_markdown(text: str) -> str:
+    """A document of ours as upstream's markdownlint wants it: spaced table rules, fences with a language."""
+    text = re.sub(r"(?m)^\|(?:-+\|)+$", lambda rule: re.sub(r"-+", " --- ", rule[0]), text)
+    opening = True
+    lines = text.split("\n")
+    for row, line in enumerate(lines):
+        if line.startswith("```"):
+            lines[row] = "```text" if opening and line == "```" else line
+            opening = not opening
+    return "\n".join(lines)
+
+
 def upstream_text(text: str) -> str:
     """A Python file of ours with upstream's licence lines, without our format marks, filled to its width."""
     lines = text.split("\n")

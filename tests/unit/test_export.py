@@ -4,9 +4,12 @@
 import ast
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rocm_overlay import export_checks, upstream_style
 from rocm_overlay.carry import Work, carry
@@ -22,6 +25,7 @@ from rocm_overlay.overlay import load_overlay
 from rocm_overlay.plan import Sources
 from rocm_overlay.project import Project
 from rocm_overlay.rebase_pulls import pull_findings
+from rocm_overlay.recipe import load_all
 from rocm_overlay.upstream_style import COPYRIGHT, SPDX, WIDTH, obtain_ruff, restyle, upstream_text
 from tests.tiny import make_sources, write_files
 from tests.tiny_rebase import git, make_checkout
@@ -79,6 +83,24 @@ FAULTS = {
     ),
     "half a test": (ENTRY + KERNEL + "[[pr.test]]\nfrom = 'tests/x.py'\n", "a carried file"),
     "a condition that is none": (ENTRY.replace("base vllm", "vllm") + KERNEL, "merged_when"),
+    "an edit without a text to find": (
+        ENTRY + KERNEL + "[[pr.edit]]\npath = 'x'\nold = ''\nnew = 'y'\n",
+        "kernel: an edit",
+    ),
+    "an edit of no text": (ENTRY + KERNEL + "[[pr.edit]]\npath = 1\nold = 'x'\nnew = 'y'\n", "an edit"),
+    "an edit of no count": (
+        ENTRY + KERNEL + "[[pr.edit]]\npath = 'x'\nold = 'x'\nnew = 'y'\ncount = 'all'\n",
+        "an edit",
+    ),
+    "half a result": (ENTRY + KERNEL + "[[pr.results]]\nfile = 'x'\n", "kernel: a result"),
+    "a result's block of no number": (
+        ENTRY + KERNEL + "[[pr.results]]\nfile = 'x'\nheading = 'y'\nblock = 0\n",
+        "a result",
+    ),
+    "a list of no texts": (ENTRY + KERNEL + "limits = [3]\n", "field limits"),
+    "one table where several stand": ("[pr]\nname = 'x'\n", "tables, each under"),
+    "a rename to nothing": ("[rename]\n'a' = ''\n" + ENTRY + KERNEL, "rename"),
+    "a test that stays without a reason": ("[stays]\n'a' = ' '\n" + ENTRY + KERNEL, "why the test stays"),
     "no TOML": ("[[pr", "not valid TOML"),
     "an unknown table": (ENTRY + KERNEL + "[other]\n", "unknown table"),
 }
@@ -285,6 +307,90 @@ def test_every_pull_request_applies_alone_on_what_it_depends_on(applied):
         assert not git_text("status", "--porcelain", cwd=checkout)
 
 
+# Upstream's own checks that are scripts without packages of their own; the full test runs every hook.
+QUICK_HOOKS = ("check_forbidden_imports", "check_torch_cuda", "check_spdx_header", "check_trust_remote_code")
+
+
+@pytest.mark.parametrize("hook", QUICK_HOOKS)
+def test_every_pull_request_passes_upstreams_quick_hooks(applied, hook):
+    for one, checkout in applied.values():
+        files = [path for path in one.paths if path.endswith(".py") and (checkout / path).is_file()]
+        done = quick_hook(checkout, hook, files)
+        assert done.returncode == 0, f"{one.pull.name}: {done.stdout}{done.stderr}"
+
+
+def quick_hook(checkout, hook, files):
+    command = [sys.executable, f"tools/pre_commit/{hook}.py", *files]
+    return subprocess.run(command, cwd=checkout, text=True, capture_output=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("hook", "text"),
+    [
+        ("check_forbidden_imports", "import re\n"),
+        ("check_torch_cuda", "torch.cuda.synchronize()\n"),
+        ("check_spdx_header", "x = 1\n"),
+    ],
+)
+def test_a_quick_hook_finds_a_planted_fault(applied, hook, text):
+    _, checkout = applied["gates"]
+    planted = checkout / "vllm/planted.py"
+    planted.write_text(text)
+    try:
+        assert quick_hook(checkout, hook, ["vllm/planted.py"]).returncode
+    finally:
+        planted.unlink()
+
+
+def test_what_is_called_at_run_time_alone_is_among_the_branchs_files(applied):
+    """The host path opens our FFN launch by an import inside a function that its tests replace."""
+    one, checkout = applied["mono-decode-host"]
+    assert "mono.ffn_launch import" in (checkout / "vllm/models/deepseek_v41/amd/mono_decode.py").read_text()
+    assert (checkout / "vllm/models/deepseek_v41/amd/mono/ffn_launch.py").is_file()
+    assert "vllm/models/deepseek_v41/amd/mono/ffn_launch.py" not in one.paths
+
+
+def model_fields(path):
+    """What the model's part of a test module's configuration holds, as source."""
+    tree = ast.parse((PROJECT.root / path).read_text())
+    (made,) = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "deployment")
+    (model,) = (one.value for one in made.body if ast.unparse(one).startswith("config.model_config ="))
+    return sorted(ast.unparse(one) for one in model.keywords)
+
+
+def test_the_carried_tests_run_on_the_configuration_that_ours_do():
+    ours = model_fields("tests/unit/test_specialized_decode_tree.py")
+    theirs = model_fields("upstream/tests/deployment.py")
+    assert len(ours) > 3 and theirs == ours
+
+
+SAME_IN_BOTH = {
+    "--attention-config": "attention-config",
+    "--engram-config": "engram-config",
+    "--block-size": "block-size",
+    "--monokernel": "monokernel",
+}
+
+
+def test_upstreams_recipe_serves_mi350x_as_ours_does(applied):
+    _, checkout = applied["recipes"]
+    path = "recipes/models/deepseek-ai/DeepSeek-V4.1-Flash.yaml"
+    theirs = yaml.safe_load((checkout / path).read_text())["strategy_overrides"]["single_node_tp"]
+    card = theirs["hardware_overrides"]["mi350x"]
+    (ours,) = (one for one in load_all(PROJECT.recipes) if one.name == "mi355x-tp4")
+    words = card["extra_args"]
+    said = {
+        word: True if next_word.startswith("--") else yaml.safe_load(next_word)
+        for word, next_word in zip(words, [*words[1:], "--"], strict=True)
+        if word.startswith("--")
+    }
+    assert "MI350X" in ours.hardware.skus and set(said) == set(SAME_IN_BOTH)
+    assert {word: ours.args[SAME_IN_BOTH[word]] for word in said} == said
+    assert ours.args["tensor-parallel-size"] == theirs["tp"].get("mi350x", theirs["tp"]["default"])
+    name = "VLLM_ROCM_USE_AITER_TRITON_SPARSE_MLA"
+    assert set(card["extra_env"]) == {name} and ours.env[name] in ("1", "True")
+
+
 def test_a_patch_that_does_not_apply_is_named(exported, tmp_path):
     target, found = exported
     with pytest.raises(CheckFailed, match="does not apply"):
@@ -294,10 +400,10 @@ def test_a_patch_that_does_not_apply_is_named(exported, tmp_path):
 
 def test_what_upstream_merged_is_recognised_and_leaves_the_overlay(applied):
     """A base with our pull requests as they were exported: nothing conflicts and nothing of them stays."""
-    _, merged = applied["mono-decode-host"]
+    _, merged = applied["recipes"]
     sources = Sources.load(PROJECT)
     plan = load_plan(PROJECT.root, sources)
-    wanted = plan.closure("mono-decode-host")
+    wanted = plan.closure("recipes")
     rows = pull_findings(PROJECT, sources, merged)
     assert {row.what for row in rows} == {pull.name for pull in wanted}
     assert all("another form" not in row.found for row in rows)
@@ -329,6 +435,7 @@ def test_every_pull_request_passes_upstreams_hooks(applied):
         passed = {r.name for r in results if r.state == "Passed"}
         assert {"ruff-check", "ruff-format", "typos", "Check SPDX headers"} <= passed
         assert "Check new tests are wired into Buildkite CI" in passed
+        assert {"Check for forbidden imports", "Prevent new 'torch.cuda' APIs call"} <= passed
         assert any(name.startswith("Run mypy") for name in passed)
 
 
@@ -348,15 +455,20 @@ def test_the_checks_find_a_planted_fault(applied, tmp_path):
     assert {"ruff-check", "typos", "Check SPDX headers"} <= failed
 
 
-def test_a_hook_of_a_repository_is_taken_from_its_package_and_others_are_named():
+def test_a_hook_of_a_repository_is_taken_from_its_package_and_others_are_named(monkeypatch):
     text = (PROJECT.base / ".pre-commit-config.yaml").read_text()
-    configuration, left_out = local_configuration(text)
+    configuration, left_out = local_configuration(text, ["a.py", "run.sh"])
     assert {one["repo"] for one in configuration["repos"]} == {"local"}
     hooks = {hook["id"]: hook for one in configuration["repos"] for hook in one["hooks"]}
     assert hooks["ruff-check"]["args"] == ["--output-format", "github", "--fix"]
     assert hooks["typos"]["additional_dependencies"][0].startswith("typos==")
-    assert {"markdownlint-cli2"} <= {one.name for one in left_out}
-    assert all(one.state == "not run" for one in left_out)
+    assert hooks["markdownlint-cli2"]["additional_dependencies"] == ["markdownlint-cli2@0.21.0"]
+    assert hooks["markdownlint-cli2"]["language_version"] == "system"
+    states = {one.name: one.state for one in left_out}
+    assert states["shellcheck"] == "not run" and states["actionlint"] == states["check-json"] == "Skipped"
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    _, left_out = local_configuration(text, ["a.md"])
+    assert [one.detail for one in left_out if one.name == "markdownlint-cli2"] == ["npm is not installed"]
 
 
 def test_a_test_command_that_is_none_is_refused(tmp_path):

@@ -16,13 +16,14 @@ import torch
 
 from tests.models.specialized_decode import fake_rocm
 
-TREE = Path(__file__).resolve().parents[3]
 if torch.version.hip is None:
     fake_rocm.install("gfx950")
 
 config_module = importlib.import_module("vllm.config")
 context_module = importlib.import_module("vllm.forward_context")
 flags = importlib.import_module("vllm.models.common.specialized_decode.flags")
+# The folder that holds vllm/: a checkout, or where it is installed.
+TREE = Path(config_module.__file__).resolve().parents[2]
 
 _modes = config_module.CUDAGraphMode
 FULL, EAGER, PIECEWISE = _modes.FULL, _modes.NONE, _modes.PIECEWISE
@@ -35,6 +36,8 @@ def deployment(tensor_parallel_size: int = 4, **model: Any) -> Any:
         architectures=["DeepseekV41ForCausalLM"],
         dtype=torch.bfloat16,
         enable_sleep_mode=False,
+        disable_sliding_window=False,
+        enable_cumem_allocator=False,
         enable_prompt_embeds=False,
         hf_config=SimpleNamespace(
             num_hidden_layers=40,
