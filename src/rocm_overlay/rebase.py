@@ -326,6 +326,7 @@ class Session:
         self._step("fetch")
         # Without a ref or FETCH_HEAD: only objects come over.
         run_git(["fetch", "--quiet", "--no-write-fetch-head", str(self.repo.root), "HEAD"], self.project.root)
+        _refuse_blocked(self.project.root, state.start, state.commit)
         self._step("landing")
         state.phase = LANDING
         self._write_state(state)
@@ -347,9 +348,18 @@ class Session:
         if state.phase != LANDING:
             return False
         root = self.project.root
-        if git_text("rev-parse", "HEAD", cwd=root) == state.commit and not _changes(root):
+        head = git_text("rev-parse", "HEAD", cwd=root)
+        if head == state.commit:
+            # A merge moves the branch last, so it had ended: what differs was changed since.
             shutil.rmtree(self.work, ignore_errors=True)
             return True
+        if head != state.start:
+            raise OverlayError(
+                "the checkout has moved on since a landing was cut short",
+                seen=head,
+                wanted=f"{state.start}, where the rebase started",
+                fix=f"see git status and git diff {state.start}, then remove {self.work}",
+            )
         _undo_fast_forward(root, state.start, state.commit)
         state.phase = CARRYING
         self._write_state(state)
@@ -462,14 +472,28 @@ def _changes(root: Path) -> str:
     return git_text("status", "--porcelain", "--untracked-files=no", cwd=root)
 
 
+def _refuse_blocked(root: Path, start: str, commit: str) -> None:
+    """Refuse where a file that no commit has stands in the place of one that the commit adds: git would
+    refuse, or take an ignored one away, and putting back what a cut merge added would remove it."""
+    command = ["diff", "--name-only", "--no-renames", "--diff-filter=A", start, commit]
+    blocked = []
+    for path in git_text(*command, cwd=root).splitlines():
+        above = [one for one in (root / path).parents if one.is_relative_to(root)]
+        if (root / path).exists() or (root / path).is_symlink():
+            blocked.append(path)
+        blocked += [str(one) for one in above if one.exists() and not one.is_dir()]
+    if blocked:
+        raise OverlayError(
+            "files that are in no commit stand where the rebase adds some",
+            seen=", ".join(sorted(set(blocked))),
+            fix="move them away, then make rebase-continue",
+        )
+
+
 def _undo_fast_forward(root: Path, start: str, commit: str) -> None:
     """Put back what a merge that was cut short had written; the checkout was clean when it began."""
     lock = Path(git_text("rev-parse", "--absolute-git-dir", cwd=root)) / "index.lock"
     lock.unlink(missing_ok=True)
-    if git_text("rev-parse", "HEAD", cwd=root) == commit:
-        # The branch had moved, its files not all: going on is shorter than going back.
-        run_git(["reset", "--quiet", "--hard", commit], root)
-        return
     listed = git_text("diff", "--name-status", "--no-renames", start, commit, cwd=root)
     changed = [line.split("\t", 1) for line in listed.splitlines()]
     added = [path for status, path in changed if status == "A"]

@@ -340,3 +340,50 @@ def test_a_fast_forward_that_was_cut_in_the_middle_is_put_back(project, tmp_path
     (project.root / ".git/index.lock").touch()
     make_session(project).abort()
     assert state_of(project) == before
+
+
+def added_by(project, tmp_path):
+    """A file that the rebase to the newer base adds."""
+    other = make_checkout(tmp_path / "other/p")
+    start(other, tmp_path / "other", NEWER)
+    return git(other.root, "diff", "--name-only", "--diff-filter=A", "HEAD~1").splitlines()[0]
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_file_in_no_commit_where_the_rebase_adds_one_is_kept(project, tmp_path, ignored):
+    path = added_by(project, tmp_path)
+    if ignored:
+        write_files(project.root, {".git/info/exclude": f"/{path}\n"})
+
+    # It comes while the rebase runs: before, the kept bases are not the lock's.
+    def step(name):
+        if name == "commit":
+            write_files(project.root, {path: "mine\n"})
+
+    with pytest.raises(OverlayError, match="files that are in no commit") as caught:
+        start(project, tmp_path, NEWER, step=step)
+    assert path in caught.value.seen and (project.root / path).read_text() == "mine\n"
+    (project.root / path).rename(tmp_path / "mine")
+    assert make_session(project).go_on().status == "landed"
+
+
+@pytest.mark.parametrize("verb", ["start", "go_on", "abort"])
+def test_what_was_edited_after_a_landing_that_was_killed_stays(project, tmp_path, verb):
+    killed_at(LANDED_AT, lambda step: start(project, tmp_path, NEWER, step=step))
+    write_files(project.root, {"tests/test_fast.py": "assert 'mine'\n"})
+    session = make_session(project)
+    with pytest.raises(OverlayError):
+        start(project, tmp_path, NEWER) if verb == "start" else getattr(session, verb)()
+    assert (project.root / "tests/test_fast.py").read_text() == "assert 'mine'\n"
+    assert git(project.root, "log", "-1", "--format=%s") == "Rebase to vLLM 1.3.0"
+
+
+@pytest.mark.parametrize("verb", ["start", "go_on", "abort"])
+def test_a_commit_made_after_a_landing_that_was_cut_short_stays(project, tmp_path, verb):
+    killed_at("fast-forward", lambda step: start(project, tmp_path, NEWER, step=step))
+    write_files(project.root, {"tests/test_fast.py": "assert 'mine'\n"})
+    git(project.root, "commit", "--all", "--quiet", "--message=Mine")
+    session = make_session(project)
+    with pytest.raises(OverlayError, match="has moved on since a landing was cut short"):
+        start(project, tmp_path, NEWER) if verb == "start" else getattr(session, verb)()
+    assert git(project.root, "log", "-1", "--format=%s") == "Mine"
