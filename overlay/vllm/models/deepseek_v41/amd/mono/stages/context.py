@@ -20,7 +20,7 @@ class Context:
     """``args`` is the kernel's argument struct; ``symmetric``, ``workspace`` and ``lds`` are layouts,
     ``own``, ``work`` and ``shared`` the memories they describe, ``peers`` every rank's symmetric memory."""
 
-    geometry: FfnGeometry
+    geometry: Any  # FfnGeometry, or the kernel's own form of it, whose sizes its stages read
     isa: Isa
     args: Any
     launch: Launch

@@ -71,7 +71,7 @@ class Run:
 
 def sum_waves(ctx: Context, unit: Any, waves: list[Any]) -> list[Any]:
     """Four sums over ``waves`` of what they left in LDS as ``unit``, for this lane."""
-    total = None
+    total: Any = None
     for wave in waves:
         value = ctx.shared.load(ctx.lds.partial.at(0, wave, unit, ctx.lane), 4).bitcast(fx.Float32)
         total = value if total is None else total + value
