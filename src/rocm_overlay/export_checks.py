@@ -137,7 +137,7 @@ def _package_elsewhere(checkout: Path) -> Iterator[Path]:
 
 
 def _run_command(checkout: Path, site: Path, words: Sequence[str], timeout: float | None) -> str:
-    options = ["-q", "-p", "no:cacheprovider", "--noconftest"]
+    options = ["-q", "-p", "no:cacheprovider", "--noconftest", "--show-capture=no"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("GIT_", "PYTEST_"))}
     environment |= {"PYTHONPATH": str(site), "VLLM_PLUGINS": "", "PYTHONDONTWRITEBYTECODE": "1"}
     # What a kernel cache keeps must not be found by the next run; and kernels are linked by ROCm's lld.
