@@ -40,6 +40,7 @@ class Modules:
     back: Any
     formats: Any
     reference: Any
+    attention: Any  # the reference's
 
 
 @lru_cache(maxsize=1)
@@ -64,6 +65,7 @@ def modules() -> Modules:
                     f"{mono}.kernels.attention_back_ffn",
                     f"{mono}.reference.formats",
                     f"{mono}.reference.ffn",
+                    f"{mono}.reference.attention",
                 )
             )
         )
