@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stage table of the FFN launch holds for every geometry, and what is wrong with one is said."""
+"""The stage table of each launch holds for every geometry, and what is wrong with one is said."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -12,42 +13,84 @@ from hypothesis import strategies as some
 from tests.unit.test_specialized_decode_tree import TREE  # noqa: F401
 
 from vllm.models.deepseek_v41.amd.mono import regions  # isort: skip
-from vllm.models.deepseek_v41.amd.mono.geometry import WORKGROUPS, FfnGeometry  # isort: skip
+from vllm.models.deepseek_v41.amd.mono.geometry import (  # isort: skip
+    WORKGROUPS,
+    BackGeometry,
+    FfnGeometry,
+    FrontGeometry,
+)
 from vllm.models.deepseek_v41.amd.mono.stage_table import (  # isort: skip
     Stage,
+    back_stages,
     concurrent_workgroups,
     faults,
     ffn_stages,
+    front_stages,
 )
 
 SHOWN = FfnGeometry(6, 4)
 geometries = some.builds(
-    lambda rows, tp, routing: FfnGeometry(rows, tp, *routing),
+    lambda rows, tp, routing: (rows, tp, *routing),
     some.integers(1, 48),
     some.sampled_from((2, 4)),
     some.sampled_from(((384, 6), (128, 3))),
 )
 
 
-def found(stages: tuple[Stage, ...], g: FfnGeometry = SHOWN) -> list[str]:
-    memory = [region.name for layout in (regions.symmetric(g), regions.workspace(g)) for region in layout]
-    return faults(stages, g, memory, [region.name for region in regions.lds(g)])
+@dataclass(frozen=True)
+class Launch:
+    """A launch's geometry, its stages, and its layouts: symmetric memory, workspace, LDS."""
+
+    geometry: type[FfnGeometry]
+    stages: Callable[[], Sequence[Stage]]
+    layouts: tuple[Callable, Callable, Callable]
+
+
+LAUNCHES = {
+    "ffn": Launch(FfnGeometry, ffn_stages, (regions.symmetric, regions.workspace, regions.lds)),
+    "front": Launch(
+        FrontGeometry, front_stages, (regions.front_symmetric, regions.front_workspace, regions.front_lds)
+    ),
+    "back": Launch(
+        BackGeometry, back_stages, (regions.back_symmetric, regions.back_workspace, regions.back_lds)
+    ),
+}
+every_launch = pytest.mark.parametrize("launch", LAUNCHES.values(), ids=list(LAUNCHES))
+
+
+def found(stages: Sequence[Stage], g: FfnGeometry = SHOWN, launch: Launch = LAUNCHES["ffn"]) -> list[str]:
+    *memory, shared = ([region.name for region in layout(g)] for layout in launch.layouts)
+    return faults(stages, g, [name for names in memory for name in names], shared)
+
+
+@every_launch
+@given(sizes=geometries)
+def test_every_read_was_written_and_tasks_cover_the_work(launch: Launch, sizes: tuple[int, ...]) -> None:
+    assert found(launch.stages(), launch.geometry(*sizes), launch) == []
+
+
+@given(sizes=geometries)
+def test_attention_has_a_workgroup_for_each_of_its_tasks(sizes: tuple[int, ...]) -> None:
+    """On its row's XCD, which workgroups are dealt to in turn."""
+    g = BackGeometry(*sizes)
+    attention = back_stages()[0]
+    rows_a_xcd = -(-g.rows // 8)
+    assert attention.tasks(g) <= WORKGROUPS and rows_a_xcd * (g.heads // g.task_heads) <= WORKGROUPS // 8
+    assert g.task_heads <= 8  # a wave finishes each
 
 
 @given(geometries)
-def test_every_read_was_written_and_tasks_cover_the_work(g: FfnGeometry) -> None:
-    assert found(ffn_stages(), g) == []
-
-
-@given(geometries)
-def test_stages_beside_each_other_have_workgroups_of_their_own(g: FfnGeometry) -> None:
+def test_stages_beside_each_other_have_workgroups_of_their_own(sizes: tuple[int, ...]) -> None:
+    g = FfnGeometry(*sizes)
     taken = [workgroup for _, some_of in concurrent_workgroups(g) for workgroup in some_of]
     assert len(taken) == len(set(taken)) and max(taken) < WORKGROUPS
 
 
-@given(geometries)
-def test_regions_are_disjoint_and_inside_their_memory(g: FfnGeometry) -> None:
-    for layout in (regions.symmetric(g), regions.workspace(g)):
+@every_launch
+@given(sizes=geometries)
+def test_regions_are_disjoint_and_inside_their_memory(launch: Launch, sizes: tuple[int, ...]) -> None:
+    g = launch.geometry(*sizes)
+    for layout in (layout(g) for layout in launch.layouts[:2]):
         end = 0
         for region in layout:
             assert region.offset >= end

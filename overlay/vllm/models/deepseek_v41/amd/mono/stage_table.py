@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of the FFN launch as data: what each reads and writes, and which workgroups do it.
+"""The stages of each launch as data: what each reads and writes, and which workgroups do it.
 
-``validate`` checks a table against the launch's memory: every read was written by an earlier stage, every
-region of a mailbox is written and read, tasks cover the work. The README's table is ``markdown``.
+``faults`` checks a table against the launch's memory: every read was written by an earlier stage, every
+region of a mailbox is written and read, tasks cover the work. The README's tables are ``markdown``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from .geometry import HIDDEN, WORKGROUPS, FfnGeometry
+from .geometry import HEAD_DIM, HIDDEN, QKV, TILE, WORKGROUPS, FfnGeometry
 
-Count = Callable[[FfnGeometry], int]
+# Of the launch's own geometry: each has properties that the others lack.
+Count = Callable[[Any], int]
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,118 @@ def _every_workgroup(
     return Stage(name, does, _all, task, _none, covers, tuple(reads), tuple(writes), numerics)
 
 
+_SEAM_SUMS = _every_workgroup(
+    "seam sums",
+    "hands on its slice's part of the mixes and of the residual's sum of squares",
+    ("streams",),
+    ("seam_sums",),
+    "of the rounded residual, in fp32",
+)
+_MIXES = Stage(
+    "mixes",
+    "finishes post, comb and pre mixes: scale, sigmoid, Sinkhorn",
+    lambda g: g.rows,
+    "a row",
+    lambda g: g.mixes_first,
+    (lambda g: g.rows, _one),
+    ("seam_sums",),
+    (),
+    "fp32; slices are added in a fixed tree, so that every rank has the same bits",
+)
+
+
+def front_stages() -> tuple[Stage, ...]:
+    """The stages of the attention front, in the order in which every workgroup runs them."""
+    return (
+        _every_workgroup(
+            "seam fold",
+            "adds the last layer's output to the four streams where they owe it, collapses them by the "
+            "carried pre-mix, and takes its part of the mixes' dot products",
+            ("mix_weights",),
+            ("collapsed", "collapsed_ready", "streams"),
+            "the folded residual and the collapsed row are rounded to bf16; sums in fp32",
+        ),
+        Stage(
+            "query rank and key",
+            "normalises and quantises the rows and multiplies them by wqkv",
+            lambda g: g.qkv_workgroups,
+            "8 outputs, all rows; the query rank's come first",
+            _none,
+            (lambda g: QKV, lambda g: g.qkv_outputs),
+            ("collapsed", "collapsed_ready", "norm"),
+            ("qkv", "qkv_ready"),
+            "MXFP8 weights times MXFP8 rows, fp32 sums, then bf16; an index source's normed rows are "
+            "stored in bf16",
+        ),
+        _SEAM_SUMS,
+        Stage(
+            "query",
+            "normalises and quantises the query rank, multiplies it by wq_b, turns the rotary dims",
+            _all,
+            "32 or 64 outputs of one head, all rows",
+            _none,
+            (lambda g: g.heads * HEAD_DIM, lambda g: g.query_tiles * TILE),
+            ("qkv", "qkv_ready", "query_norm"),
+            (),
+            "RMSNorm in fp32, rounded to bf16, then MXFP8; fp32 sums rounded to bf16, the rotary in fp32 on "
+            "them, rounded to bf16",
+        ),
+        Stage(
+            "key record",
+            "normalises, turns and quantises the row's key and stores its record at the row's slot",
+            lambda g: g.rows,
+            "a row, from the last workgroup down",
+            lambda g: WORKGROUPS - g.rows,
+            (lambda g: g.rows, _one),
+            ("qkv", "qkv_ready"),
+            (),
+            "RMSNorm and rotary in fp32, each rounded to bf16; one UE8M0 code per 64 of the largest "
+            "magnitude and 1e-4, e4m3 to nearest even",
+        ),
+        _MIXES,
+    )
+
+
+def back_stages() -> tuple[Stage, ...]:
+    """The stages of the attention back with the FFN half."""
+    reduce, *rest = ffn_stages()
+    return (
+        Stage(
+            "sparse attention",
+            "attends over the row's compressed keys and its window, turns the heads back and quantises them",
+            lambda g: g.rows * (g.heads // g.task_heads),
+            "some heads of a row with all of its keys, on the XCD of the row's number modulo 8",
+            _none,
+            (lambda g: g.rows * g.heads, lambda g: g.task_heads),
+            (),
+            ("attended", "attended_ready"),
+            "keys are exact in bf16; scores in fp32; softmax in base 2 with the sink, a wave's keys at a "
+            "time; weights are rounded to bf16, their sum is of the unrounded ones; the output is rounded "
+            "to bf16, turned in fp32, then one E8M0 code a block of 32 and e4m3",
+        ),
+        Stage(
+            "wo_a",
+            "multiplies each group of heads by its rows of wo_a",
+            _all,
+            "8 or 16 outputs of one group, all rows",
+            _none,
+            (lambda g: g.rank_columns, lambda g: g.rank_outputs),
+            ("attended", "attended_ready"),
+            ("ranks", "ranks_ready"),
+            "MXFP8 weights times MXFP8 rows, fp32 sums, then bf16",
+        ),
+        _every_workgroup(
+            "wo_b",
+            "quantises all groups' ranks and multiplies them by wo_b",
+            ("ranks", "ranks_ready"),
+            ("partial",),
+            "one E8M0 code a block of 32 and e4m3; fp32 sums, then bf16",
+        ),
+        replace(reduce, reads=("partial",)),
+        *rest,
+    )
+
+
 def ffn_stages() -> tuple[Stage, ...]:
     """The stages of the FFN launch, in the order in which every workgroup runs them."""
     return (
@@ -108,13 +222,7 @@ def ffn_stages() -> tuple[Stage, ...]:
             ("logits",),
             "bf16 products summed in fp32",
         ),
-        _every_workgroup(
-            "seam sums",
-            "hands on its slice's part of the mixes and of the residual's sum of squares",
-            ("streams",),
-            ("seam_sums",),
-            "of the rounded residual, in fp32",
-        ),
+        _SEAM_SUMS,
         Stage(
             "shared gate/up",
             "gate and up projection of the shared expert with the activation between",
@@ -127,17 +235,7 @@ def ffn_stages() -> tuple[Stage, ...]:
             "fp32 sums; gate and up, silu and the product are each rounded to bf16; then one E8M0 code a "
             "block of 32 and e4m3",
         ),
-        Stage(
-            "mixes",
-            "finishes post, comb and pre mixes: scale, sigmoid, Sinkhorn",
-            lambda g: g.rows,
-            "a row",
-            lambda g: g.mixes_first,
-            (lambda g: g.rows, _one),
-            ("seam_sums",),
-            (),
-            "fp32; slices are added in a fixed tree, so that every rank has the same bits",
-        ),
+        _MIXES,
         Stage(
             "choose",
             "picks the experts of every row and lists those that any row picked",
@@ -182,9 +280,9 @@ def ffn_stages() -> tuple[Stage, ...]:
 
 
 # Filled by every workgroup for itself when it starts, before any wait.
-LOADED = frozenset({"norm", "mix_weights"})
-# Not handed over: what a workgroup keeps to itself within a stage, and the launch's own words.
-OWN = frozenset({"control"})
+LOADED = frozenset({"norm", "query_norm", "mix_weights"})
+# Not handed over: the launch's own words, and what nobody writes.
+OWN = frozenset({"control", "zeros"})
 
 
 def faults(
@@ -229,10 +327,10 @@ def concurrent_workgroups(g: FfnGeometry) -> list[tuple[str, range]]:
     return [(stage.name, range(stage.first(g), stage.first(g) + stage.tasks(g))) for stage in stages]
 
 
-def markdown(g: FfnGeometry) -> str:
-    """The table for the README, with task counts of ``g``."""
+def markdown(stages: Sequence[Stage], g: FfnGeometry) -> str:
+    """A launch's table for the README, with task counts of ``g``."""
     lines = ["| stage | tasks | first workgroup | reads | writes | numerics |", "| " + "--- | " * 5 + "--- |"]
-    for stage in ffn_stages():
+    for stage in stages:
         cells = (
             f"**{stage.name}**: {stage.does}",
             f"{stage.tasks(g)}: {stage.task}",
