@@ -7,7 +7,7 @@ ARCH ?= gfx950
 # Without ARCH, what is about the pin is about both architectures.
 ARCH_GIVEN = $(if $(filter-out file,$(origin ARCH)),--arch "$(ARCH)")
 
-.PHONY: help setup setup-image image test test-full test-device check lock tree rebase rebase-continue rebase-abort export-prs mirror-base pin-digest recipes bench-swa bench-host bench-mono sim-check clean kernels
+.PHONY: help setup setup-image image test test-full test-device check lock tree rebase rebase-continue rebase-abort export-prs mirror-base pin-digest recipes demo bench-swa bench-host bench-mono sim-check clean kernels
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ pin-digest: setup-image ## look the pinned tags' digests up and write them to ba
 
 recipes: setup-image ## list the recipes
 	@$(TOOL) recipes list
+
+demo: setup ## the FFN launch on simulated gfx950 GPUs, two minutes: errors, hand-offs, modelled time beside the base's
+	@.venv/bin/python tests/sim/mono/demo.py $(if $(ROWS),--rows $(ROWS)) $(if $(TP),--tp $(TP))
 
 bench-swa: setup ## SWA metadata: launches and GPU time a step, vLLM's operations against ours
 	@$(TOOL) bench-swa

@@ -69,8 +69,15 @@ def weights(case: Case, rank: int) -> Any:
     )
 
 
+ROUNDINGS = {"out": ref.KERNEL, "out as vLLM": ref.VLLM}
+
+
 def stage_errors(
-    case: Case, outputs: dict[str, torch.Tensor], normed: torch.Tensor, logits: torch.Tensor | None
+    case: Case,
+    outputs: dict[str, torch.Tensor],
+    normed: torch.Tensor,
+    logits: torch.Tensor | None,
+    roundings: dict[str, Any],
 ) -> dict[str, Error]:
     """Errors of ``outputs`` (by our names), whose MoE input was ``normed``; ``logits``: the launch's own."""
     a = case.unsharded()
@@ -88,7 +95,7 @@ def stage_errors(
     if logits is None:
         logits = ref.router_logits(normed, a["gate_weight"])
     picks = ref.choose(logits, a["gate_bias"], case.picks)
-    for name, rounding in (("out", ref.KERNEL), ("out as vLLM", ref.VLLM)):
+    for name, rounding in roundings.items():
         parts = []
         for rank in range(case.tp):
             middle = ref.gate_up(normed, picks, weights(case, rank), rounding)
@@ -97,22 +104,40 @@ def stage_errors(
     return errors
 
 
-def both(rows: int, tp: int, kind: str) -> dict[str, tuple[Error, Error]]:
-    """Stage -> (our error, the base's)."""
-    case = make(rows, tp, kind)
-    ours = Run(case, Device("gfx950", ranks=tp))
-    ours.launch()
-    normed = ref.normalise(ours.collapsed(0), case.unsharded()["norm_weight"])
-    logits = ours.box("logits", 0)[0].view(torch.float32).double()
-    mine = stage_errors(case, ours.outputs(), normed, logits)
-    theirs = base_run(case)
-    theirs.launch()
-    first = theirs.ranks[0]
+def our_errors(run: Run, roundings: dict[str, Any] = ROUNDINGS) -> dict[str, Error]:
+    """Of our launch that has run."""
+    normed = ref.normalise(run.collapsed(0), run.case.unsharded()["norm_weight"])
+    logits = run.box("logits", 0)[0].view(torch.float32).double()
+    return stage_errors(run.case, run.outputs(), normed, logits, roundings)
+
+
+def base_errors(case: Case, run: base.FfnRun, roundings: dict[str, Any] = ROUNDINGS) -> dict[str, Error]:
+    """Of the base's launch on ``case`` that has run."""
+    first = run.ranks[0]
     outputs = {"residual_out": first["res_out"], "out": first["out"]} | {
         f"{n}_out": first[f"{n}_out"] for n in ("post", "comb", "pre")
     }
-    other = stage_errors(case, outputs, theirs.normed(0), None)
+    return stage_errors(case, outputs, run.normed(0), None, roundings)
+
+
+def both(rows: int, tp: int, kind: str) -> dict[str, tuple[Error, Error]]:
+    """Stage -> (our error, the base's)."""
+    case = make(rows, tp, kind)
+    ours, theirs = Run(case, Device("gfx950", ranks=tp)), base_run(case)
+    ours.launch()
+    theirs.launch()
+    mine, other = our_errors(ours), base_errors(case, theirs)
     return {name: (mine[name], other[name]) for name in mine}
+
+
+def table(errors: dict[str, tuple[Error, Error]]) -> str:
+    """Worst token's relative error and cosine, Markdown."""
+    lines = ["| stage | ours | the base's |", "|---|---|---|"]
+    for name, pair in errors.items():
+        lines.append(
+            f"| {name} | " + " | ".join(f"{e.relative:.1e}, 1 - {1 - e.cosine:.0e}" for e in pair) + " |"
+        )
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -122,9 +147,7 @@ def main() -> None:
     parser.add_argument("--kind", default="random")
     given = parser.parse_args()
     print(f"{given.rows} rows TP{given.tp} {given.kind}: worst token's relative error, worst cosine")
-    print("| stage | ours | the base's |\n|---|---|---|")
-    for name, pair in both(given.rows, given.tp, given.kind).items():
-        print(f"| {name} | " + " | ".join(f"{e.relative:.1e}, 1 - {1 - e.cosine:.0e}" for e in pair) + " |")
+    print(table(both(given.rows, given.tp, given.kind)))
 
 
 assert modules().geometry.HIDDEN == base.HIDDEN
