@@ -48,8 +48,8 @@ class Generation:
         reads_copies: whether they read copies of the weights, made at load, rather than the weights.
         needs_fused_seam: whether vLLM's path must run AITER's fused seam, for both paths to round alike.
         draft_launch: what they run of a DSpark draft layer.
-        own_kernels: whether layers run on ``mono.layer_launch`` and parts of them on ``mono.ffn_launch``, rather
-            than on ``mono.runner``.
+        own_kernels: whether layers run on ``mono.layer_launch`` and parts of them on ``mono.ffn_launch``,
+            rather than on ``mono.runner``.
     """
 
     max_rows: int
