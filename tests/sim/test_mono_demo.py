@@ -26,7 +26,7 @@ def test_the_make_target_runs_it() -> None:
 def test_tables_put_ours_beside_the_bases() -> None:
     from mono import bench
 
-    pair = bench.kept()["ffn TP4 6 rows"]
+    pair = {who: launches[0] for who, launches in bench.kept("ffn")["ffn TP4 6 rows"].items()}
     lines = demo.counts_table(pair["ours"], pair["base"])
     for who in pair.values():
         assert f"{timing.model(who).us:.1f}" in lines[-1] and f"{who.handoff_depth:.0f}" in lines[0]

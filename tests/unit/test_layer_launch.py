@@ -252,7 +252,7 @@ def test_widths_and_windows_that_there_are_no_kernels_for_are_refused() -> None:
         launch(Kernels())(attention(), inputs(6), keys(6))
     with pytest.raises(ValueError, match=r"rows is 49, the launch does 1\.\.48"):
         launch(Kernels()).prepare(49)
-    for window in (0, 130):
+    for window in (0, 130, 272):
         with pytest.raises(ValueError, match=f"windows of {window} keys, wanted a multiple of 16"):
             launch(Kernels(), window=window)
 

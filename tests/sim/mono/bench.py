@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our mono kernels beside the base's: same inputs, same simulator, one run.
 
-    python tests/sim/mono/bench.py [--rows 6 12 24 48] [--tp 4 2] [--write]
+    python tests/sim/mono/bench.py [--kernel ffn | layer] [--rows 6 12 24 48] [--tp 4 2] [--write]
 
-Prints counts and modelled times, ours and the base's, and with ``--write`` keeps them in docs/tuning. Every
-time is modelled (cdnasim.timing).
+``ffn`` is the FFN launch, ``layer`` the two launches of a standard layer with compress ratio 1. Prints counts
+and modelled times, ours and the base's, and with ``--write`` keeps them in docs/tuning. Every time is
+modelled (cdnasim.timing).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import gc
 import json
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -23,6 +26,9 @@ from cdnasim.counts import Counts, counts
 from cdnasim.native import CHECKS
 from mono.beside_base import base_run
 from mono.case import make
+from mono.layer_beside_base import BaseLayer
+from mono.layer_case import Shape, make_layer
+from mono.layer_run import LayerRun
 from mono.run import Run
 from mono.sources import OVERLAY, source_hash
 from rocm_overlay.project import Project
@@ -38,15 +44,31 @@ def device(tp: int) -> Device:
     return out
 
 
-def both(rows: int, tp: int) -> dict[str, Counts]:
-    """The counts of one FFN launch on the same inputs, the mean of its ranks, of the base's and of ours."""
+# The launches of a point, each the mean of its ranks, by whose they are.
+Point = dict[str, list[Counts]]
+
+
+def ffn(rows: int, tp: int) -> Point:
+    """The FFN launch of both on the same inputs."""
     case, found = make(rows, tp), {}
     for who, run in (
         ("base", lambda: base_run(case, device(tp))),
         ("ours", lambda: Run(case, device(tp))),
     ):
-        found[who] = counts(run().launch(), ARCH)
+        found[who] = [counts(run().launch(), ARCH)]
         gc.collect()
+    return found
+
+
+def layer(rows: int, tp: int) -> Point:
+    """Both launches of a standard layer of both on the same inputs."""
+    case = make_layer(Shape(rows, tp))
+    base = BaseLayer(case, device(tp))
+    found = {"base": [counts(base.run_k1(), ARCH), counts(base.back().launch(), ARCH)]}
+    del base
+    gc.collect()
+    ours = LayerRun(case, device(tp))
+    found["ours"] = [counts(half.launch(), ARCH) for half in (ours.front, ours.back)]
     return found
 
 
@@ -55,24 +77,29 @@ def scoped(c: Counts) -> float:
     return sum(n for name, n in c.load_bytes.items() if "sc1" in name) / 1e6
 
 
-def row(point: str, who: str, c: Counts, other: Counts | None) -> list[str]:
+def modelled_us(launches: list[Counts]) -> float:
+    """Of launches that follow one another, without what starting one costs."""
+    return sum(timing.model(c).us for c in launches)
+
+
+def row(point: str, who: str, launches: list[Counts], other: list[Counts] | None) -> list[str]:
     """One line of the table; ``other`` is the base for ours."""
-    modelled = timing.model(c)
-    limit = c.rank_bytes / HBM_BYTES_A_US
-    ratio = "" if other is None else f"{modelled.us / timing.model(other).us:.2f}"
-    longest = sum(n for name, n in c.longest.items() if name != "sleep")
-    parts = modelled.parts
+    us = modelled_us(launches)
+    read = sum(c.rank_bytes for c in launches)
+    ratio = "" if other is None else f"{us / modelled_us(other):.2f}"
+    parts = [timing.model(c).parts for c in launches]
+    named = (sum(part[name] for part in parts) for name in ("handoffs", "hbm", "issue", "lds"))
     return [
         point,
         who,
-        f"{c.total / 1e6:.1f}",
-        f"{longest:.0f}",
-        f"{c.rank_bytes / 1e6:.0f}",
-        f"{scoped(c):.0f}",
-        f"{c.handoff_depth:.0f}",
-        f"{parts['handoffs']:.1f} + {parts['hbm']:.1f} + {parts['issue']:.1f} + {parts['lds']:.1f}",
-        f"{modelled.us:.1f}",
-        f"{modelled.us / limit:.2f}",
+        f"{sum(c.total for c in launches) / 1e6:.1f}",
+        f"{sum(n for c in launches for name, n in c.longest.items() if name != 'sleep'):.0f}",
+        f"{read / 1e6:.0f}",
+        f"{sum(scoped(c) for c in launches):.0f}",
+        f"{sum(c.handoff_depth for c in launches):.0f}",
+        " + ".join(f"{part:.1f}" for part in named),
+        f"{us:.1f}",
+        f"{us / (read / HBM_BYTES_A_US):.2f}",
         ratio,
     ]
 
@@ -92,7 +119,7 @@ HEAD = [
 ]
 
 
-def table(cases: dict[str, dict[str, Counts]]) -> str:
+def table(cases: dict[str, Point]) -> str:
     """The Markdown table of the cases that were counted."""
     lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
     for point, pair in cases.items():
@@ -101,50 +128,76 @@ def table(cases: dict[str, dict[str, Counts]]) -> str:
     return "\n".join(lines)
 
 
-PAGE = """# The FFN launch beside the base's
+@dataclass(frozen=True)
+class Kernel:
+    """What is put beside the base's: how a point is counted, and the page's title."""
 
-Written by `make bench-mono KERNEL=ffn WRITE=1`; a test holds it to the counts beside it. **Every time here is
-modelled by `cdnasim.timing`; nothing was measured.** gfx950, same inputs, same simulator, one run; routing
-is that of random weights. The byte limit is the distinct bytes of a rank at 8 TB/s.
+    point: Callable[[int, int], Point]
+    title: str
+
+
+KERNELS = {
+    "ffn": Kernel(ffn, "The FFN launch beside the base's"),
+    "layer": Kernel(layer, "A standard layer beside the base's"),
+}
+PAGE = """# {title}
+
+Written by `make bench-mono KERNEL={kernel} WRITE=1`; a test holds it to the counts beside it. **Every time
+here is modelled by `cdnasim.timing`; nothing was measured.** gfx950, same inputs, same simulator, one run;
+routing is that of random weights. The byte limit is the distinct bytes of a rank at 8 TB/s. Of a layer's two
+launches everything is the sum, the longest waves' included; what starting a launch costs is not in it.
 
 {table}
 """
 
 
-def files() -> tuple[Path, Path]:
+def page(kernel: str, cases: dict[str, Point]) -> str:
+    """The text of a kernel's page."""
+    return PAGE.format(title=KERNELS[kernel].title, kernel=kernel, table=table(cases))
+
+
+def files(kernel: str) -> tuple[Path, Path]:
     """The kept counts, and the page."""
     folder = Project.find().root / "docs" / "tuning"
-    return folder / "ffn_mono_counts.json", folder / "ffn_mono.md"
+    return folder / f"{kernel}_mono_counts.json", folder / f"{kernel}_mono.md"
 
 
-def kept() -> dict[str, dict[str, Counts]]:
+def kept(kernel: str) -> dict[str, Point]:
     """The counts of docs/tuning."""
-    data = json.loads(files()[0].read_text())
-    return {p: {who: Counts.from_json(c) for who, c in pair.items()} for p, pair in data["cases"].items()}
+    data = json.loads(files(kernel)[0].read_text())
+    return {
+        point: {who: [Counts.from_json(c) for c in launches] for who, launches in pair.items()}
+        for point, pair in data["cases"].items()
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kernel", choices=list(KERNELS), default="ffn")
     parser.add_argument("--rows", type=int, nargs="+", default=[6])
     parser.add_argument("--tp", type=int, nargs="+", default=[4])
     parser.add_argument("--write", action="store_true", help="keep the counts and the table in docs/tuning")
     options = parser.parse_args()
-    cases: dict[str, dict[str, Counts]] = {}
+    cases: dict[str, Point] = {}
     for rows in options.rows:
         for tp in options.tp:
-            name = f"ffn TP{tp} {rows} rows"
+            name = f"{options.kernel} TP{tp} {rows} rows"
             started = time.monotonic()
-            cases[name] = both(rows, tp)
+            cases[name] = KERNELS[options.kernel].point(rows, tp)
             print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     print(table(cases))
     print("\nmodelled, not measured")
     if options.write:
-        where, page = files()
-        raw = {p: {who: c.as_json() for who, c in pair.items()} for p, pair in cases.items()}
-        where.write_text(
-            json.dumps({"arch": ARCH, "source": source_hash(OVERLAY), "cases": raw}, indent=1) + "\n"
-        )
-        page.write_text(PAGE.format(table=table(cases)))
+        write(options.kernel, cases)
+
+
+def write(kernel: str, cases: dict[str, Point]) -> None:
+    """Keep the counts and the page in docs/tuning."""
+    where, text = files(kernel)
+    raw = {p: {who: [c.as_json() for c in each] for who, each in pair.items()} for p, pair in cases.items()}
+    found = {"arch": ARCH, "source": source_hash(OVERLAY), "cases": raw}
+    where.write_text(json.dumps(found, indent=1) + "\n")
+    text.write_text(page(kernel, cases))
 
 
 if __name__ == "__main__":

@@ -36,11 +36,11 @@ CARRIED = ("residual", "post", "comb", "pre")
 class BaseLayer(base_layer.LayerRun):
     """The base's two launches on our case: one request, as its harness has it."""
 
-    def __init__(self, case: LayerCase) -> None:
+    def __init__(self, case: LayerCase, device: Device | None = None) -> None:
         s = case.shape
         self.case = case
         self.rows, self.tp, self.arch, self.ratio = s.rows, s.tp, "gfx950", s.ratio
-        self.device = Device(self.arch, ranks=s.tp)
+        self.device = device or Device(self.arch, ranks=s.tp)
         self.heads, self.groups = HEADS // s.tp, base_layer.GROUPS // s.tp
         self.ffn = base_ffn.FfnCase(s.rows, s.tp, self.arch, defer=True)
         given = case.ffn.unsharded()

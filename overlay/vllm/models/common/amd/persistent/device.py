@@ -426,6 +426,19 @@ def count_bits(value: fx.Int32) -> fx.Int32:
     return fx.Int32(llvm.call_intrinsic(_i32(), "llvm.ctpop.i32", [as_ir_value(value)], [], []))
 
 
+def address_words(address: fx.Int64) -> list[fx.Int32]:
+    """A 64-bit address as two words, low first."""
+    pair = llvm.bitcast(ir.VectorType.get([2], _i32()), as_ir_value(address))
+    words = fx.Vector(pair, (2,), fx.Int32)
+    return [words[0], words[1]]
+
+
+def lane_address(low: fx.Int32, high: fx.Int32) -> fx.Int64:
+    """A lane's own 64-bit address from two words."""
+    pair = as_ir_value(vector_i32([low, high]))
+    return fx.Int64(llvm.bitcast(ir.IntegerType.get_signless(64), pair))
+
+
 def address(words: fx.Vector) -> fx.Int64:
     """A 64-bit address loaded as two words, known to be the same in the wave."""
     low, high = uniform(words[0]), uniform(words[1])

@@ -41,6 +41,7 @@ from .geometry import (
     ROTARY,
     SELECTED,
     STREAMS,
+    WINDOW,
     BackGeometry,
     FfnGeometry,
     FrontGeometry,
@@ -273,8 +274,9 @@ class LayerLaunch:
         peer_backend: PeerBackend | None = None,
         record: Any = None,
     ) -> None:
-        if window <= 0 or window % 16:
-            raise ValueError(f"whole layers: windows of {window} keys, wanted a multiple of 16")
+        if not 0 < window <= 2 * WINDOW or window % 16:
+            wanted = f"a multiple of 16 up to {2 * WINDOW}"
+            raise ValueError(f"whole layers: windows of {window} keys, wanted {wanted}")
         self.deployment, self.window = deployment, window
         self._makers = makers or Makers.of_process(deployment.arch)
         self._peer_backend = peer_backend

@@ -14,9 +14,11 @@ from .geometry import (
     MIXES,
     QKV,
     QUERY_RANK,
+    SELECTED,
     STREAMS,
     TILE,
     WAVES,
+    WINDOW,
     WORKGROUPS,
     BackGeometry,
     FfnGeometry,
@@ -186,6 +188,8 @@ def back_lds(g: BackGeometry) -> Layout:
         # A tile of keys a wave, bf16; later a wave's sums of its keys, by head.
         Region("values", (WAVES, TILE, VALUE_ROW), 2),
         Region("query", (g.task_heads, VALUE_ROW), 2),
+        # Addresses of a key's data and of its codes.
+        Region("keys", (SELECTED + 2 * WINDOW, 4), 4),
         # Largest score and sum of weights of a wave's keys, by head.
         Region("softmax", (WAVES, g.task_heads, 2), 4),
     )

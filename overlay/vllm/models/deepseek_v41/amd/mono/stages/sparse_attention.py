@@ -36,6 +36,7 @@ from ..geometry import (
     RECORD_DATA,
     ROTARY,
     SELECTED,
+    THREADS,
     TILE,
     WAVES,
     WORKGROUPS,
@@ -48,6 +49,7 @@ _BLOCKS = POSITION_FREE // RECORD_BLOCK
 _DIM_TILES = HEAD_DIM // TILE
 _QUARTER = 16  # e4m3 of one block that a lane takes
 _LOWEST = -1.0e30
+_THERE = 1  # in the lowest bit of an address, which is a multiple of 16
 _SCALE = HEAD_DIM**-0.5 * m.LOG2_E
 
 
@@ -97,6 +99,7 @@ class SparseAttention:
         def _() -> None:
             self._begin()
             self._load_query()
+            self._list_keys()
             dev.barrier()
             largest, total, acc = self._attend()
             self._leave(largest, total, acc)
@@ -138,15 +141,30 @@ class SparseAttention:
             ctx.shared.store(ctx.lds.query.at(head, piece * 8), dev.Buffer(ctx.args.query).load(at, 4))
 
     # ---- keys
-    def _slot(self, tile: Any) -> tuple[Any, Any, Any]:
-        """(slot, whether there is a key, whether it is a compressed one) of this lane's key of a tile."""
-        ctx, args = self.ctx, self.ctx.args
-        key = tile * TILE + ctx.row
+    def _list_keys(self) -> None:
+        """Where the row's keys lie, to LDS: a lane a key, so that no wave follows a key's indices while it
+        multiplies."""
+        ctx = self.ctx
+        total = ctx.args.selected_keys + ctx.args.window
+
+        def one(start: Any, carried: list[Any]) -> list[Any]:
+            key = start + ctx.thread
+
+            @dev.when(key < total)
+            def _() -> None:
+                ctx.shared.store(ctx.lds.keys.at(key), dev.vector_i32(self._place(key)))
+
+            return carried
+
+        dev.loop(0, total, THREADS, [], one)
+
+    def _slot(self, key: Any) -> tuple[Any, Any]:
+        """(slot of a key, negative if there is none; whether it is a compressed one)."""
+        args = self.ctx.args
         in_window = key - args.selected_keys
         inside = (in_window >= 0) & (in_window < self._window)
-        indices = dev.Buffer(args.window_indices)
         at = inside.select(self.row * args.window + in_window, fx.Int32(0))
-        slot = inside.select(indices.load(at * 4), fx.Int32(-1))
+        slot = inside.select(dev.Buffer(args.window_indices).load(at * 4), fx.Int32(-1))
         picked = key < self._selected
         entry = dev.Buffer(args.selected).load(picked.select(self.row * SELECTED + key, fx.Int32(0)) * 4)
         entry = picked.select(entry, fx.Int32(-1))
@@ -155,14 +173,15 @@ class SparseAttention:
         # Where there is no entry, any word will do.
         at = self._table + fx.Int64(dev.shift_right(entry, self._compressed_shift)) * 4
         block = dev.load_at(has.select(at, args.workspace), 1)
-        inside_block = entry & (args.compressed_block - 1)
-        compressed = (block << self._compressed_shift) | inside_block
-        return has.select(compressed, slot), has | (slot >= 0), has
+        compressed = (block << self._compressed_shift) | (entry & (args.compressed_block - 1))
+        return has.select(compressed, slot), has
 
-    def _load(self, tile: Any) -> _Key:
-        """This lane's quarter of its key; an absent key is all zeros."""
-        ctx, args = self.ctx, self.ctx.args
-        slot, valid, compressed = self._slot(tile)
+    def _place(self, key: Any) -> list[Any]:
+        """A key's data and its codes as addresses, low words first; the lowest bit says that there is one. An
+        absent key's are zeros."""
+        args = self.ctx.args
+        slot, compressed = self._slot(key)
+        valid = slot >= 0
         slot = valid.select(slot, fx.Int32(0))
         cache = compressed.select(args.compressed_cache, args.window_cache)
         stride = compressed.select(args.compressed_stride, args.window_stride)
@@ -170,13 +189,22 @@ class SparseAttention:
         shift = compressed.select(self._compressed_shift, self._window_shift)
         base = cache + fx.Int64(dev.shift_right(slot, shift)) * stride
         inside = slot & (records - 1)
-        zeros = args.workspace + fx.Int64(ctx.workspace.zeros.offset)
+        zeros = args.workspace + fx.Int64(self.ctx.workspace.zeros.offset)
         data = valid.select(base + fx.Int64(inside * RECORD_DATA), zeros)
         codes = valid.select(base + fx.Int64(records * RECORD_DATA + inside * RECORD_CODES), zeros)
+        low, high = dev.address_words(data)
+        return [low | valid.select(fx.Int32(_THERE), fx.Int32(0)), high, *dev.address_words(codes)]
+
+    def _load(self, tile: Any) -> _Key:
+        """This lane's quarter of its key of a tile."""
+        ctx = self.ctx
+        place = ctx.shared.load(ctx.lds.keys.at(tile * TILE + ctx.row), 4)
+        data = dev.lane_address(place[0] & ~_THERE, place[1])
         quarter = data + fx.Int64(ctx.group * _QUARTER)
         blocks = [dev.load_at(quarter + fx.Int64(b * RECORD_BLOCK), 4) for b in range(_BLOCKS)]
         rotary = [dev.load_at(quarter + fx.Int64(POSITION_FREE + part * 64), 4) for part in range(2)]
-        return _Key(valid, dev.load_at(codes, 2), blocks, rotary)
+        codes = dev.load_at(dev.lane_address(place[2], place[3]), 2)
+        return _Key((place[0] & _THERE) != 0, codes, blocks, rotary)
 
     # ---- scores and sums
     def _attend(self) -> tuple[Any, Any, list[Any]]:
