@@ -65,8 +65,8 @@ pin-digest: setup-image ## look the pinned tags' digests up and write them to ba
 recipes: setup-image ## list the recipes
 	@$(TOOL) recipes list
 
-demo: setup ## the FFN launch on simulated gfx950 GPUs, two minutes: errors, hand-offs, modelled time beside the base's
-	@.venv/bin/python tests/sim/mono/demo.py $(if $(ROWS),--rows $(ROWS)) $(if $(TP),--tp $(TP))
+demo: setup ## our launches on simulated gfx950 GPUs (KERNEL=ffn or layer), two minutes: errors, hand-offs, modelled time
+	@.venv/bin/python tests/sim/mono/demo.py --kernel $(or $(KERNEL),ffn) $(if $(ROWS),--rows $(ROWS)) $(if $(TP),--tp $(TP))
 
 bench-swa: setup ## SWA metadata: launches and GPU time a step, vLLM's operations against ours
 	@$(TOOL) bench-swa

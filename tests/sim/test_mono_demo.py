@@ -11,7 +11,6 @@ import pytest
 from mono import demo
 from mono.compare import Error
 
-from cdnasim import timing
 from rocm_overlay.project import Project
 
 ROOT = Project.find().root
@@ -26,10 +25,11 @@ def test_the_make_target_runs_it() -> None:
 def test_tables_put_ours_beside_the_bases() -> None:
     from mono import bench
 
-    pair = {who: launches[0] for who, launches in bench.kept("ffn")["ffn TP4 6 rows"].items()}
+    pair = bench.kept("layer")["layer TP4 6 rows"]
     lines = demo.counts_table(pair["ours"], pair["base"])
-    for who in pair.values():
-        assert f"{timing.model(who).us:.1f}" in lines[-1] and f"{who.handoff_depth:.0f}" in lines[0]
+    for launches in pair.values():
+        assert f"{bench.modelled_us(launches):.1f}" in lines[-1]
+        assert f"{sum(c.handoff_depth for c in launches):.0f}" in lines[0]
     assert "modelled" in lines[-1] and "not measured" in lines[-1]
     one, other = Error(1.0, 1e-5, 0.0, 0.0, 0.0), Error(1.0, 2e-4, 0.0, 0.0, 0.0)
     assert demo.errors_table({"post": one}, {"post": other})[1].split() == ["post", "1.0e-05", "2.0e-04"]
@@ -37,13 +37,14 @@ def test_tables_put_ours_beside_the_bases() -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
-def test_it_runs() -> None:
+@pytest.mark.parametrize("kernel, shown", [("ffn", "output, the sum rounded once"), ("layer", "key record")])
+def test_it_runs(kernel: str, shown: str) -> None:
     done = subprocess.run(
-        [sys.executable, demo.__file__, "--rows", "1", "--tp", "2"],
+        [sys.executable, demo.__file__, "--kernel", kernel, "--rows", "1", "--tp", "2"],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     said = done.stdout
-    assert "1 rows, TP2" in said and "output, the sum rounded once" in said and "not measured" in said
+    assert "1 rows, TP2" in said and shown in said and "not measured" in said

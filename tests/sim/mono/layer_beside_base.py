@@ -141,9 +141,9 @@ def back_case(case: LayerCase, front: Front) -> Case:
     return replace(case.ffn, activations=given | {"partial": partials(case, front)})
 
 
-def ours(case: LayerCase) -> dict[str, Error]:
-    run = LayerRun(case)
-    run.launch()
+def our_errors(run: LayerRun) -> dict[str, Error]:
+    """Of our launches, which have run."""
+    case = run.case
     outputs, cache = run.front.outputs(), run.front.ranks[0]["window_cache"]
     front = Front(outputs, [args["query"] for args in run.front.ranks], cache)
     normed = ref.normalise(run.back.collapsed(0), case.ffn.unsharded()["norm_weight"])
@@ -152,18 +152,15 @@ def ours(case: LayerCase) -> dict[str, Error]:
     return front_errors(case, front) | named(ffn)
 
 
-def theirs(case: LayerCase) -> dict[str, Error]:
-    run = BaseLayer(case)
-    run.run_k1()
-    first = run.ranks[0]
+def base_errors(run: BaseLayer, back: base_ffn.FfnRun) -> dict[str, Error]:
+    """Of the base's launches, which have run; ``back`` is the second."""
+    case, first = run.case, run.ranks[0]
 
     def outputs(memory: dict[str, Any]) -> dict[str, torch.Tensor]:
         return {"residual_out": memory["res_out"]} | {f"{n}_out": memory[f"{n}_out"] for n in CARRIED[1:]}
 
     front = Front(outputs(first), [args["q"] for args in run.ranks], first["swa"])
     errors = front_errors(case, front)
-    back = run.back()
-    back.launch()
     memory = back.ranks[0]
     ffn = stage_errors(back_case(case, front), outputs(memory) | {"out": memory["out"]}, back.normed(0), None)
     return errors | named(ffn)
@@ -177,7 +174,13 @@ def named(ffn: dict[str, Error]) -> dict[str, Error]:
 def both(shape: Shape) -> dict[str, tuple[Error, Error]]:
     """Stage -> (our error, the base's)."""
     case = make_layer(shape)
-    mine, other = ours(case), theirs(case)
+    ours = LayerRun(case)
+    ours.launch()
+    theirs = BaseLayer(case)
+    theirs.run_k1()
+    back = theirs.back()
+    back.launch()
+    mine, other = our_errors(ours), base_errors(theirs, back)
     return {name: (mine[name], other[name]) for name in mine}
 
 
