@@ -85,20 +85,18 @@ PROJECTION, LINEAR = f"{STAGE}/output_projection.py", f"{STAGE}/mx_linear.py"
 FRONT, BACK = f"{MONO}/kernels/attention_front.py", f"{MONO}/kernels/attention_back_ffn.py"
 HANDOFF, SEAM = f"{PERSISTENT}/handoff.py", f"{STAGE}/hyper_connection.py"
 
-_STORE = "self.ctx.work.store(self.rows.at(row, word), payload, dev.DEVICE)"
+STORE = "self.ctx.work.store(self.rows.at(row, word), payload, dev.DEVICE)"
 _ANNOUNCE = "        dev.drain()\n        dev.barrier()\n\n        @dev.when(there & (ctx.thread == 0))"
-_WORD = "send(ctx.work, self.ready.at(ctx.workgroup), fx.Int32(0), tag_word(ctx.launch.tag), dev.DEVICE)"
+WORD = "send(ctx.work, self.ready.at(ctx.workgroup), fx.Int32(0), tag_word(ctx.launch.tag), dev.DEVICE)"
 _WHEN = "        @dev.when(there & (ctx.thread == 0))"
-_HEADS_WORD = "send(ctx.work, where, fx.Int32(0), tag_word(ctx.launch.tag, code), dev.DEVICE)"
+HEADS_WORD = "send(ctx.work, where, fx.Int32(0), tag_word(ctx.launch.tag, code), dev.DEVICE)"
 
 HANDOFFS = (
     _one("front", "a tag is used again", HOSTILE, HANDOFF, "self.tag + 1)", "self.tag)"),
-    _one("front", "published rows are stored to the XCD's own L2", HOSTILE, PUBLISHED, _STORE,
-         _STORE.replace("DEVICE", "CACHED")),
-    _one("back", "wo_a's outputs are stored to the XCD's own L2", HOSTILE, PUBLISHED, _STORE,
-         _STORE.replace("DEVICE", "CACHED")),
-    _one("front", "published rows are announced to the XCD's own L2", HOSTILE, PUBLISHED, _WORD,
-         _WORD.replace("DEVICE", "CACHED")),
+    _one("front", "published rows are stored to the XCD's own L2", HOSTILE, PUBLISHED, STORE,
+         STORE.replace("DEVICE", "CACHED")),
+    _one("back", "wo_a's outputs are stored to the XCD's own L2", HOSTILE, PUBLISHED, STORE,
+         STORE.replace("DEVICE", "CACHED")),
     _one("front", "published rows are announced before their stores are done", MORE_ROWS, PUBLISHED,
          _ANNOUNCE, f"        dev.barrier()\n\n{_WHEN}"),
     _one("front", "published rows are announced without a barrier", MORE_ROWS, PUBLISHED, _ANNOUNCE,
@@ -124,8 +122,6 @@ HANDOFFS = (
     _one("back", "heads are stored to the XCD's own L2", HOSTILE, ATTENTION,
          "ctx.work.store(at, dev.vector_i32(words), dev.DEVICE)",
          "ctx.work.store(at, dev.vector_i32(words), dev.CACHED)"),
-    _one("back", "heads are announced to the XCD's own L2", HOSTILE, ATTENTION, _HEADS_WORD,
-         _HEADS_WORD.replace("DEVICE", "CACHED")),
     _one("back", "heads are announced before their stores are done", HOSTILE, ATTENTION,
          "dev.vector_i32(words), dev.DEVICE)\n        dev.drain()\n", "dev.vector_i32(words), dev.DEVICE)\n"),
     _one("back", "heads are read without an acquire", HOSTILE, PROJECTION,

@@ -125,12 +125,23 @@ class BackRun(Run):
             "window_cache": given["window_cache"],
             "window_stride": case.window.stride,
             "window_block": case.window.block,
+            "window": case.shape.window,
+            **self._compressed(args),
+        }
+
+    def _compressed(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of the compressed keys; where there are none, as the host gives them."""
+        case = self.layer
+        if not case.shape.ratio:
+            somewhere = dict.fromkeys(("selected", "block_table", "compressed_cache"), args["window_indices"])
+            numbers = {"compressed_stride": 0, "compressed_block": 1, "table_stride": 0}
+            return somewhere | numbers | {"selected_keys": 0, "ratio": 1}
+        return {
             "compressed_stride": case.compressed.stride,
             "compressed_block": case.compressed.block,
             "table_stride": case.step["block_table"].shape[1],
-            "ratio": max(case.shape.ratio, 1),
-            "window": case.shape.window,
-            "selected_keys": g.SELECTED if case.shape.ratio else 0,
+            "ratio": case.shape.ratio,
+            "selected_keys": g.SELECTED,
         }
 
     def feed_layer(self, case: LayerCase) -> None:
@@ -138,7 +149,8 @@ class BackRun(Run):
         for rank, args in enumerate(self.ranks):
             given = case.back_arguments(rank) | case.ffn.router
             for name, value in given.items():
-                args[name].copy_(value)
+                if case.shape.ratio or name not in ("selected", "block_table"):
+                    args[name].copy_(value)
         self.layer, self.case = case, case.ffn
 
     def ffn_case(self) -> Case:

@@ -85,8 +85,8 @@ class Step:
                     args["partial"].copy_(case.arguments(rank)["partial"])
                 continue
             for run, given in ((next(runs), case.front_arguments), (next(runs), case.back_arguments)):
-                names = ("positions", "slots", "window_indices", "window_lens", "selected", "requests")
-                names += ("block_table",)
+                names = ("positions", "slots", "window_indices", "window_lens", "requests")
+                names += ("selected", "block_table") if case.shape.ratio else ()
                 if not layer:
                     names += ("x", *(f"{name}_in" for name in CARRIED))
                 for rank, args in enumerate(run.ranks):

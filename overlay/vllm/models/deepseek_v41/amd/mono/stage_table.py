@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .geometry import HEAD_DIM, HIDDEN, QKV, TILE, WORKGROUPS, FfnGeometry
+from .geometry import HEAD_DIM, HIDDEN, QKV, TILE, WORKGROUPS, XCDS, BackGeometry, FfnGeometry
 
 # Of the launch's own geometry: each has properties that the others lack.
 Count = Callable[[Any], int]
@@ -54,6 +54,11 @@ def _none(_: FfnGeometry) -> int:
 
 def _one(_: FfnGeometry) -> int:
     return 1
+
+
+def _attention_first(g: BackGeometry) -> int:
+    """Tasks go to each XCD's last workgroups; workgroups are dealt to the XCDs in turn."""
+    return WORKGROUPS - XCDS * -(-g.rows // XCDS) * (g.heads // g.task_heads)
 
 
 def _slice_columns(g: FfnGeometry) -> int:
@@ -162,7 +167,7 @@ def back_stages() -> tuple[Stage, ...]:
             "attends over the row's compressed keys and its window, turns the heads back and quantises them",
             lambda g: g.rows * (g.heads // g.task_heads),
             "some heads of a row with all of its keys, on the XCD of the row's number modulo 8",
-            _none,
+            _attention_first,
             (lambda g: g.rows * g.heads, lambda g: g.task_heads),
             (),
             ("attended", "attended_ready"),

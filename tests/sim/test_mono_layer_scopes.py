@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scope bits of the whole layer's launches in the compiled code: a word that is stored without them comes
+late, if ever, and only the wait's bound would say so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from mono import scopes
+from mono.layer_mutations import ATTENTION, HEADS_WORD, PUBLISHED, STORE, WORD
+from mono.sources import OVERLAY, Edit, assembly_of, mutated
+
+full = pytest.mark.full
+TARGET = {"experts": 384, "picks": 6}
+# Stores of two words past the L2. Front: the words of the seam's sums, of collapsed and of published rows,
+# and those rows. Back: an FFN launch's, and rows and words of the heads and of wo_a.
+FRONT_STORES, MORE_THAN_FFN = 4, 4
+BUILDS = [(1, 2), *(pytest.param(rows, 4, marks=full) for rows in (6, 17, 48))]
+
+
+def text_of(kind: str, rows: int, tp: int, overlay: Path = OVERLAY) -> str:
+    sizes = {"rows": rows, "tp": tp} | (TARGET if kind != "front" else {})
+    return assembly_of(kind, overlay=overlay, **sizes).read_text()
+
+
+def stores(text: str, bits: str) -> int:
+    return scopes.accesses(text)["store", "dwordx2", bits]
+
+
+def faults(rows: int, tp: int, front: str, back: str) -> list[str]:
+    """What is wrong with the two launches' stores, in words."""
+    ffn, out = text_of("ffn", rows, tp), []
+    for name, text, device in (
+        ("front", front, FRONT_STORES),
+        ("back", back, stores(ffn, "sc1") + MORE_THAN_FFN),
+    ):
+        waits = len(re.findall(r"^\s+s_sleep\b", text, re.MULTILINE))
+        # A failed wait's record, and the all-reduces' words, to every rank.
+        system = tp * (waits + (2 if name == "back" else 0))
+        for bits, wanted in (("sc1", device), (scopes.SYSTEM, system)):
+            if (here := stores(text, bits)) != wanted:
+                out.append(f"{name}: {here} stores of two words have {bits}, wanted {wanted}")
+    return out
+
+
+@pytest.mark.parametrize("rows, tp", BUILDS)
+def test_scopes(rows: int, tp: int) -> None:
+    assert faults(rows, tp, text_of("front", rows, tp), text_of("back", rows, tp)) == []
+
+
+def test_a_bit_that_one_store_lost_is_noticed() -> None:
+    texts = {kind: text_of(kind, 1, 2) for kind in ("front", "back")}
+    for kind, text in texts.items():
+        line = re.search(r"^\s+buffer_store_dwordx2 .*[^0] sc1$", text, re.MULTILINE)
+        assert line is not None
+        lost = text.replace(line[0], line[0].removesuffix(" sc1"), 1)
+        assert faults(1, 2, **(texts | {kind: lost}))
+
+
+LOST = {
+    "published rows": Edit(PUBLISHED, STORE, STORE.replace("DEVICE", "CACHED")),
+    "words of published rows": Edit(PUBLISHED, WORD, WORD.replace("DEVICE", "CACHED")),
+    "words of heads": Edit(ATTENTION, HEADS_WORD, HEADS_WORD.replace("DEVICE", "CACHED")),
+}
+
+
+@full
+@pytest.mark.parametrize("name", LOST)
+def test_a_scope_that_the_source_lost_is_noticed(name: str) -> None:
+    overlay = mutated((LOST[name],))
+    texts = {kind: text_of(kind, 1, 2, overlay) for kind in ("front", "back")}
+    assert faults(1, 2, **texts)
