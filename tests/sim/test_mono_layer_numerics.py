@@ -56,6 +56,14 @@ def test_six_rows(six_rows: LayerRun) -> None:
     layers.check_layer(six_rows)
 
 
+def test_a_wave_whose_last_k_step_is_past_the_end() -> None:
+    """Some waves of the query projection have one step less; NaN of a padded row lies where its codes
+    would."""
+    run = LayerRun(make_layer(Shape(5, 4, ratio=2, contexts=(0, 140), padded=(2,))))
+    run.front.launch()
+    layers.check_front(run.front)
+
+
 def test_a_draft_layer_whose_residual_is_settled() -> None:
     """More rows than one tile; no compressed keys; windows of up to 133 tokens that see the step's own."""
     shape = draft(17, 2, contexts=(3, 200, 900), fold=False, window_block=32, kind="few")

@@ -214,12 +214,15 @@ class QueryProjection:
         codes = [ctx.shared.load(codes_at + 4 * i) for i in range(-(-g.query_steps // 4))]
         (acc,) = zeros(1)
         for i, (step, w) in enumerate(zip(self._mine, self._weights, strict=True)):
-            # A step past the end has weights of zero, and any rows.
-            step = (step < _STEPS).select(dev.i32(step), fx.Int32(0))
+            # A step past the end has weights of zero, any rows, and no code: what lies in the code's place
+            # may be that of NaN.
+            there = step < _STEPS
+            step = there.select(dev.i32(step), fx.Int32(0))
+            code = Code(there.select(codes[i // 4], fx.Int32(0)), i % 4)
             at = lds.query_operands.at(row, step * K_STEP + ctx.group * 16)
             halves = [ctx.shared.load(at + half * 64, 4) for half in range(HALVES)]
             words = dev.vector_i32([half[i] for half in halves for i in range(4)])
-            acc = ctx.isa.mfma_fp8(w.words, w.code, words, Code(codes[i // 4], i % 4), acc)
+            acc = ctx.isa.mfma_fp8(w.words, w.code, words, code, acc)
         return acc
 
     def _finish(self) -> None:
