@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scope bits of the whole layer's launches in the compiled code: a word that is stored without them comes
-late, if ever, and only the wait's bound would say so."""
+"""Scope bits and invalidations of the whole layer's launches in the compiled code.
+
+In the simulator a word that is stored without its bits is only late, and bytes that no plain load of the
+launch touched before are never old."""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from mono import scopes
-from mono.layer_mutations import ATTENTION, HEADS_WORD, PUBLISHED, STORE, WORD
+from mono.layer_mutations import ATTENTION, HEADS_WORD, PROJECTION, PUBLISHED, STORE, WORD
 from mono.sources import OVERLAY, Edit, assembly_of, mutated
 
 full = pytest.mark.full
@@ -17,6 +19,9 @@ TARGET = {"experts": 384, "picks": 6}
 # Stores of two words past the L2. Front: the words of the seam's sums, of collapsed and of published rows,
 # and those rows. Back: an FFN launch's, and rows and words of the heads and of wo_a.
 FRONT_STORES, MORE_THAN_FFN = 4, 4
+# Invalidations before published bytes are read. Front: collapsed rows, the query rank, the key. Back: an FFN
+# launch's, the heads, wo_a's outputs.
+FRONT_READS, MORE_READS = 3, 2
 BUILDS = [(1, 2), *(pytest.param(rows, 4, marks=full) for rows in (6, 17, 48))]
 
 
@@ -29,13 +34,19 @@ def stores(text: str, bits: str) -> int:
     return scopes.accesses(text)["store", "dwordx2", bits]
 
 
+def invalidations(text: str) -> int:
+    return len(re.findall(r"^\s+buffer_inv sc1$", text, re.MULTILINE))
+
+
 def faults(rows: int, tp: int, front: str, back: str) -> list[str]:
-    """What is wrong with the two launches' stores, in words."""
+    """What is wrong with the two launches' stores and invalidations, in words."""
     ffn, out = text_of("ffn", rows, tp), []
-    for name, text, device in (
-        ("front", front, FRONT_STORES),
-        ("back", back, stores(ffn, "sc1") + MORE_THAN_FFN),
+    for name, text, device, reads in (
+        ("front", front, FRONT_STORES, FRONT_READS),
+        ("back", back, stores(ffn, "sc1") + MORE_THAN_FFN, invalidations(ffn) + MORE_READS),
     ):
+        if (here := invalidations(text)) != reads:
+            out.append(f"{name}: {here} invalidations, wanted {reads}")
         waits = len(re.findall(r"^\s+s_sleep\b", text, re.MULTILINE))
         # A failed wait's record, and the all-reduces' words, to every rank.
         system = tp * (waits + (2 if name == "back" else 0))
@@ -62,8 +73,24 @@ def test_a_bit_that_one_store_lost_is_noticed() -> None:
 LOST = {
     "published rows": Edit(PUBLISHED, STORE, STORE.replace("DEVICE", "CACHED")),
     "words of published rows": Edit(PUBLISHED, WORD, WORD.replace("DEVICE", "CACHED")),
+    "an acquire of rows": Edit(
+        PUBLISHED, "        dev.barrier()\n        dev.acquire()\n", "        dev.barrier()\n"
+    ),
+    "an acquire of keys": Edit(
+        PUBLISHED,
+        "lambda *_: producer)\n        dev.acquire()\n\n    def wait(",
+        "lambda *_: producer)\n\n    def wait(",
+    ),
+    "an acquire of heads": Edit(
+        PROJECTION, "        dev.acquire()\n        for tile, (codes, at)", "        for tile, (codes, at)"
+    ),
     "words of heads": Edit(ATTENTION, HEADS_WORD, HEADS_WORD.replace("DEVICE", "CACHED")),
 }
+
+
+def test_each_edit_still_finds_its_place() -> None:
+    for edit in LOST.values():
+        mutated((edit,))
 
 
 @full

@@ -22,7 +22,7 @@ from base.kernels import compiled as base_compiled
 
 from cdnasim import Device
 
-from .beside_base import EXPERTS, NAMES, stage_errors
+from .beside_base import EXPERTS, NAMES, ROUNDINGS, stage_errors
 from .case import Case
 from .compare import Error, ref
 from .layer_case import HEADS, LayerCase, Shape, make_layer
@@ -148,7 +148,7 @@ def our_errors(run: LayerRun) -> dict[str, Error]:
     front = Front(outputs, [args["query"] for args in run.front.ranks], cache)
     normed = ref.normalise(run.back.collapsed(0), case.ffn.unsharded()["norm_weight"])
     logits = run.back.box("logits", 0)[0].view(torch.float32).double()
-    ffn = stage_errors(back_case(case, front), run.back.outputs(), normed, logits)
+    ffn = stage_errors(back_case(case, front), run.back.outputs(), normed, logits, ROUNDINGS)
     return front_errors(case, front) | named(ffn)
 
 
@@ -162,7 +162,9 @@ def base_errors(run: BaseLayer, back: base_ffn.FfnRun) -> dict[str, Error]:
     front = Front(outputs(first), [args["q"] for args in run.ranks], first["swa"])
     errors = front_errors(case, front)
     memory = back.ranks[0]
-    ffn = stage_errors(back_case(case, front), outputs(memory) | {"out": memory["out"]}, back.normed(0), None)
+    ffn = stage_errors(
+        back_case(case, front), outputs(memory) | {"out": memory["out"]}, back.normed(0), None, ROUNDINGS
+    )
     return errors | named(ffn)
 
 

@@ -101,13 +101,6 @@ HANDOFFS = (
          _ANNOUNCE, f"        dev.barrier()\n\n{_WHEN}"),
     _one("front", "published rows are announced without a barrier", MORE_ROWS, PUBLISHED, _ANNOUNCE,
          f"        dev.drain()\n\n{_WHEN}"),
-    _one("front", "the query rank is read without an acquire", HOSTILE, PUBLISHED,
-         "        dev.barrier()\n        dev.acquire()\n", "        dev.barrier()\n"),
-    _one("back", "wo_a's outputs are read without an acquire", HOSTILE, PUBLISHED,
-         "        dev.barrier()\n        dev.acquire()\n", "        dev.barrier()\n"),
-    _one("front", "the key is read without an acquire", HOSTILE, PUBLISHED,
-         "lambda *_: producer)\n        dev.acquire()\n\n    def wait(",
-         "lambda *_: producer)\n\n    def wait("),
     _one("front", "the query rank is read before it is announced", HOSTILE, PUBLISHED,
          "there = (ctx.lane < share) & (producer < count)", "there = ctx.lane < 0"),
     _one("front", "the query rank is read before the other waves have seen theirs", HOSTILE, PUBLISHED,
@@ -124,8 +117,6 @@ HANDOFFS = (
          "ctx.work.store(at, dev.vector_i32(words), dev.CACHED)"),
     _one("back", "heads are announced before their stores are done", HOSTILE, ATTENTION,
          "dev.vector_i32(words), dev.DEVICE)\n        dev.drain()\n", "dev.vector_i32(words), dev.DEVICE)\n"),
-    _one("back", "heads are read without an acquire", HOSTILE, PROJECTION,
-         "        dev.acquire()\n        for tile, (codes, at)", "        for tile, (codes, at)"),
 )  # fmt: skip
 
 BARRIERS = (
@@ -134,6 +125,10 @@ BARRIERS = (
          "to bf16 and publish them in ``rows``. Two barriers.\"\"\"\n"),
     _one("back", "no barrier before the query is read", STAGES, ATTENTION,
          "            self._load_query()\n            dev.barrier()\n", "            self._load_query()\n"),
+    _one("back", "values are read before the wave has stored them", STAGES, ATTENTION,
+         "ctx.row % 4 * 4)\n        dev.wave_fence()\n", "ctx.row % 4 * 4)\n"),
+    _one("back", "the next tile's values are stored before these are read", STAGES, ATTENTION,
+         "        dev.wave_fence()\n        return out", "        return out"),
     _one("back", "no barrier before the waves' sums are added", STAGES, ATTENTION,
          "self._leave(largest, total, acc)\n            dev.barrier()\n",
          "self._leave(largest, total, acc)\n"),
