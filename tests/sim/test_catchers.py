@@ -253,3 +253,91 @@ def test_memory_atomics(name: str, form: str) -> None:
         assert out[128 + lane].item() & 0xFFFFFFFF == memory[lane & 3]
         memory[lane & 3] = ATOMICS[name](memory[lane & 3], 37 * lane & 63) & 0xFFFFFFFF
     assert [x & 0xFFFFFFFF for x in out[:4].tolist()] == memory
+
+
+# Workgroup 0 stores word 0; workgroup 8, on its XCD, waits for it and says so in word 128;
+# workgroup 1, on another XCD, then copies word 0 to word 192. Lines are 32 words.
+RELAY = """
+	v_mov_b32_e32 v2, 0
+	v_mov_b32_e32 v3, 1
+	s_cmp_eq_u32 s2, 0
+	s_cbranch_scc1 .Lfirst
+	s_cmp_eq_u32 s2, 8
+	s_cbranch_scc1 .Lsame
+	s_cmp_lg_u32 s2, 1
+	s_cbranch_scc1 .Lend
+.Lother:
+	global_load_dword v5, v2, s[4:5] offset:512 sc1
+	s_waitcnt vmcnt(0)
+	v_readfirstlane_b32 s8, v5
+	s_sleep 1
+	s_cmp_eq_u32 s8, 0
+	s_cbranch_scc1 .Lother
+	global_load_dword v6, v2, s[4:5] sc1
+	s_waitcnt vmcnt(0)
+	global_store_dword v2, v6, s[4:5] offset:768 sc1
+	s_waitcnt vmcnt(0)
+	s_branch .Lend
+.Lsame:
+	global_load_dword v5, v2, s[4:5] sc1
+	s_waitcnt vmcnt(0)
+	v_readfirstlane_b32 s8, v5
+	s_sleep 1
+	s_cmp_eq_u32 s8, 0
+	s_cbranch_scc1 .Lsame
+	buffer_inv sc1
+	global_store_dword v2, v3, s[4:5] offset:512 sc1
+	s_waitcnt vmcnt(0)
+	s_branch .Lend
+.Lfirst:
+	global_store_dword v2, v3, s[4:5] {bits}
+	s_waitcnt vmcnt(0)
+.Lend:
+	s_nop 0
+"""
+
+
+def test_a_neighbour_that_looks_writes_no_plain_store_back() -> None:
+    """A plain store stays in its XCD's L2 though a workgroup there polls it past the L2 and invalidates."""
+    for bits, seen in (("sc1", {1}), ("", {0})):
+        got = {
+            int(run(RELAY.format(bits=bits), block=64, grid=16, memory="hostile", seed=seed)[192])
+            for seed in range(8)
+        }
+        assert got == seen, bits
+
+
+# Workgroup 0 stores a word and a flag; workgroup 1 waits for the flag and copies the word.
+TOGETHER = """
+	s_cmp_eq_u32 s2, 0
+	s_cbranch_scc1 .Lstore
+	v_mov_b32_e32 v2, 0
+.Lpoll:
+	global_load_dword v5, v2, s[4:5] offset:512 sc1
+	s_waitcnt vmcnt(0)
+	v_readfirstlane_b32 s8, v5
+	s_cmp_lg_u32 s8, 0
+	s_cbranch_scc1 .Ltake
+	s_sleep 1
+	s_branch .Lpoll
+.Ltake:
+	global_load_dword v6, v2, s[4:5] sc1
+	s_waitcnt vmcnt(0)
+	global_store_dword v2, v6, s[4:5] offset:768 sc1
+	s_branch .Lend
+.Lstore:
+	v_mov_b32_e32 v2, 0
+	v_mov_b32_e32 v3, 1
+	global_store_dword v2, v3, s[4:5] sc1
+	{drain}
+	global_store_dword v2, v3, s[4:5] offset:512 sc1
+.Lend:
+	s_waitcnt vmcnt(0)
+"""
+
+
+def test_stores_that_share_a_wait_are_seen_in_either_order() -> None:
+    for drain, seen in (("s_waitcnt vmcnt(0)", {1}), ("", {0, 1})):
+        body = TOGETHER.format(drain=drain)
+        got = {int(run(body, block=64, grid=2, memory="hostile", seed=seed)[192]) for seed in range(40)}
+        assert got == seen, drain

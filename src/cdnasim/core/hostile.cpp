@@ -76,6 +76,8 @@ void drop(Machine& m, CacheLine& c) {
   c.line = ~0ull;
 }
 
+bool is_dirty(const CacheLine& c) { return c.dirty[0] | c.dirty[1]; }
+
 // A line may reach past its allocation; only the part inside is read.
 void fill_from_memory(Machine& m, CacheLine& c, uint64_t line) {
   const uint64_t lo = line * LINE, hi = lo + LINE;
@@ -87,6 +89,18 @@ void fill_from_memory(Machine& m, CacheLine& c, uint64_t line) {
     std::memcpy(c.data + (at - lo), reinterpret_cast<void*>(at), end - at);
     at = end;
   }
+}
+
+// What the XCD has stored stays, and is nobody else's yet; the rest of the line is as in memory.
+void invalidate(Machine& m, CacheLine& c) {
+  if (!is_dirty(c)) {
+    c.line = ~0ull;
+    return;
+  }
+  CacheLine old = c;
+  fill_from_memory(m, c, old.line);
+  for (uint32_t i = 0; i < LINE; ++i)
+    if (old.dirty[i >> 6] >> (i & 63) & 1) c.data[i] = old.data[i];
 }
 
 CacheLine& l2_line(Wave& w, uint64_t line) {
@@ -119,8 +133,9 @@ void load_piece(Wave& w, int policy, uint64_t addr, uint32_t bytes, uint8_t* out
   if (past_l2) {
     if (near.line == line) near.line = ~0ull;
     CacheLine& far = slot(m.model->of_l2(m, w.wg->rank, w.wg->xcd), line);
-    if (far.line == line) drop(m, far);
-    std::memcpy(out, reinterpret_cast<void*>(addr), bytes);
+    if (far.line == line) invalidate(m, far);
+    if (far.line == line) std::memcpy(out, far.data + addr % LINE, bytes);
+    else std::memcpy(out, reinterpret_cast<void*>(addr), bytes);
     return;
   }
   if (near.line != line || past_l1) {
@@ -228,6 +243,16 @@ void hostile_atomic(Wave& w, uint64_t addr, uint32_t bytes) {
   if (far.line == line) drop(m, far);
 }
 
+// A wait for several stores may find one of them done while others are under way, and the other waves see that.
+bool hostile_straggle(Wave& w, int outstanding) {
+  std::vector<PendingOp*> stores;
+  for (size_t i = 0; i + size_t(outstanding) < w.pending.size(); ++i)
+    if (!w.pending[i].stores.empty()) stores.push_back(&w.pending[i]);
+  if (stores.size() < 2 || w.r->rng() & 1) return false;
+  complete(w, *stores[w.r->rng() % stores.size()]);
+  return true;
+}
+
 void hostile_wait(Wave& w, int outstanding) {
   while (w.pending.size() > size_t(outstanding)) {
     PendingOp op = std::move(w.pending.front());
@@ -243,7 +268,7 @@ void hostile_invalidate(Wave& w, const Inst& I) {
   if (!(I.cpol & CPOL_SC1)) return;
   for (CacheLine& c : m.model->of_l1(m, *w.wg)) c.line = ~0ull;
   for (CacheLine& c : m.model->of_l2(m, w.wg->rank, w.wg->xcd))
-    if (c.line != ~0ull) drop(m, c);
+    if (c.line != ~0ull) invalidate(m, c);
 }
 
 // buffer_wbl2 with sc1 writes the wave's stores and the XCD's dirty lines back, at the latest when vmcnt is waited for;

@@ -166,6 +166,7 @@ void hostile_load(Wave& w, const Inst& I, uint64_t addr, uint32_t bytes, void* o
 void hostile_issue_store(Wave& w, std::vector<PendingStore> stores);
 void hostile_atomic(Wave& w, uint64_t addr, uint32_t bytes);
 void hostile_wait(Wave& w, int outstanding);
+bool hostile_straggle(Wave& w, int outstanding);
 void hostile_invalidate(Wave& w, const Inst& I);
 void hostile_write_back(Wave& w, const Inst& I);
 void hostile_tick(Wave& w);

@@ -481,8 +481,10 @@ template <int WORDS> void s_buffer_load(Wave& w, const Inst& I) {
 void s_waitcnt(Wave& w, const Inst& I) {
   const int vmcnt = I.imm & 0xffff;
   if (vmcnt == 0xffff) return;
-  if (w.m->hostile) hostile_wait(w, vmcnt);
-  else if (w.m->defer && w.peer_round == w.m->round) {  // its stores to peers are complete when peers see them
+  if (w.m->hostile) {
+    if (hostile_straggle(w, vmcnt)) w.yield = w.again = true;
+    else hostile_wait(w, vmcnt);
+  } else if (w.m->defer && w.peer_round == w.m->round) {  // its stores to peers are complete when peers see them
     w.state = WAVE_ROUND;
     w.yield = true;
   }
