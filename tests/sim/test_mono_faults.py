@@ -11,7 +11,7 @@ import pytest
 import torch
 from mono import handoffs
 from mono.case import make
-from mono.mutations import COLLAPSED, GATE_UP, HANDOFF, REDUCE, ROUTING, SEAM
+from mono.mutations import COLLAPSED, GATE_UP, LATE, REDUCE, ROUTING, SEAM
 from mono.run import WAIT_LIMIT, Run, same
 from mono.sources import Edit, compiled, modules, mutated
 
@@ -110,13 +110,8 @@ def test_a_limit_of_one_poll_never_takes_a_late_word_for_a_missing_one(memory: s
 @full
 @pytest.mark.timeout(3600)
 def test_a_word_that_comes_with_the_last_poll_is_taken() -> None:
-    """Waits that take nothing before their polls are used up, when every word has long been there."""
-    late = Edit(
-        HANDOFF,
-        "return missing(vectors) & (carried[1] == 0), vectors",
-        "return (missing(vectors) | (carried[0] > 0)) & (carried[1] == 0), vectors",
-    )
-    run = start(kernel=compiled(1, TP, overlay=mutated((late,))))
+    """``LATE``: waits that take nothing before their polls are used up."""
+    run = start(kernel=compiled(1, TP, overlay=mutated((LATE,))))
     run.launch()
     assert same(run.outputs(), handoffs.expected(1, TP, "random")[0]) == []
 

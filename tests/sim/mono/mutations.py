@@ -49,12 +49,23 @@ def _handoffs(rows: int, tp: int, kind: str, count: int = 4) -> Check:
     return Check(f"hostile memory, {rows} rows TP{tp}", rows, tp, run)
 
 
+def _no_record() -> Check:
+    def run(kernel: Kernel) -> None:
+        # Waits that poll in vain are wanted here, no deadlock.
+        launch = Run(make(1, 2), Device("gfx950", ranks=2, stall_bound=10**9), kernel, limit=300)
+        launch.launch()
+        launch.outputs()
+
+    return Check("no error record, 1 row TP2", 1, 2, run)
+
+
 STAGES = _numerics(1, 2, "random")
 TIES = _numerics(1, 2, "tied-groups")
 RANKS = _numerics(1, 4, "random")
 HOSTILE = _handoffs(1, 2, "random")
 # With one row a lost order seldom shows: the few words that are stored late are there before they are read.
 MORE_ROWS = _handoffs(17, 2, "same", 6)
+NO_RECORD = _no_record()
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,12 @@ COLLAPSED, ROUTING = f"{MONO}/stages/collapsed.py", f"{MONO}/stages/routing.py"
 SEAM, GATE_UP = f"{MONO}/stages/hyper_connection.py", f"{MONO}/stages/gate_up.py"
 REDUCE, FFN, GEOMETRY = f"{MONO}/stages/all_reduce.py", f"{MONO}/kernels/ffn.py", f"{MONO}/geometry.py"
 MATH = f"{PERSISTENT}/math.py"
+# Waits that take nothing before their polls are used up, when every word has long been there.
+LATE = Edit(
+    HANDOFF,
+    "return missing(vectors) & (carried[1] == 0), vectors",
+    "return (missing(vectors) | (carried[0] > 0)) & (carried[1] == 0), vectors",
+)
 
 MUTATIONS = (
     # ---- hand-offs
@@ -156,6 +173,11 @@ MUTATIONS = (
         COLLAPSED,
         "receiver.words(ctx.work, [at], ctx.lane < share,",
         "receiver.words(ctx.work, [at], ctx.lane < 0,",
+    ),
+    Mutation(
+        "a word that comes with the last poll is reported missing",
+        NO_RECORD,
+        (LATE, Edit(HANDOFF, "@dev.when(missing)", "@dev.when(launch.limit != 0)")),
     ),
     # ---- barriers
     _one(
