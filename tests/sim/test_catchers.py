@@ -341,3 +341,48 @@ def test_stores_that_share_a_wait_are_seen_in_either_order() -> None:
         body = TOGETHER.format(drain=drain)
         got = {int(run(body, block=64, grid=2, memory="hostile", seed=seed)[192]) for seed in range(40)}
         assert got == seen, drain
+
+
+# Workgroup 0 stores a word and a flag after a while; workgroup 1 waits for the flag and loads the word;
+# workgroup 9, on its XCD, only runs.
+UNASKED = """
+	v_mov_b32_e32 v2, 0
+	v_mov_b32_e32 v3, 1
+	s_movk_i32 s9, 20000
+	s_cmp_eq_u32 s2, 1
+	s_cbranch_scc1 .Lpoll
+	s_cmp_eq_u32 s2, 0
+	s_cbranch_scc1 .Lturn
+	s_cmp_lg_u32 s2, 9
+	s_cbranch_scc1 .Lend
+.Lturn:
+	s_sub_u32 s9, s9, 1
+	s_cmp_lg_u32 s9, 0
+	s_cbranch_scc1 .Lturn
+	s_cmp_lg_u32 s2, 0
+	s_cbranch_scc1 .Lend
+	global_store_dword v2, v3, s[4:5] sc1
+	s_waitcnt vmcnt(0)
+	global_store_dword v2, v3, s[4:5] offset:512 sc1
+	s_branch .Lend
+.Lpoll:
+	global_load_dword v5, v2, s[4:5] offset:512 sc1
+	s_waitcnt vmcnt(0)
+	v_readfirstlane_b32 s8, v5
+	s_sleep 1
+	s_cmp_eq_u32 s8, 0
+	s_cbranch_scc1 .Lpoll
+	{acquire}
+	global_load_dword v6, v2, s[4:5]
+	s_waitcnt vmcnt(0)
+	global_store_dword v2, v6, s[4:5] offset:768 sc1
+.Lend:
+	s_waitcnt vmcnt(0)
+"""
+
+
+def test_a_plain_load_without_an_acquire_may_find_a_line_that_nobody_asked_for() -> None:
+    for acquire, old in (("buffer_inv sc1", False), ("", True)):
+        body = UNASKED.format(acquire=acquire)
+        got = {int(run(body, block=64, grid=16, memory="hostile", seed=seed)[192]) for seed in range(8)}
+        assert (0 in got) == old, acquire

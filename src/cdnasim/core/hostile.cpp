@@ -286,7 +286,25 @@ void hostile_write_back(Wave& w, const Inst& I) {
   if (w.pending.size() > 63) hostile_wait(w, 63);
 }
 
-// Now and then something completes, or a line is evicted, without anybody waiting for it.
+namespace {
+
+// A line of memory that the launch may write comes to the caches though nobody asked for it.
+void fetch_some_line(Wave& w) {
+  Machine& m = *w.m;
+  auto& rng = w.r->rng;
+  const Allocation& a = *m.allocations[rng() % m.allocations.size()];
+  if (a.peer || a.read_only || a.rank != w.wg->rank || !a.bytes) return;
+  const uint64_t line = (a.base + rng() % a.bytes) / LINE;
+  const CacheLine& far = l2_line(w, line);
+  CacheLine& near = slot(m.model->of_l1(m, *w.wg), line);
+  if (near.line == line) return;
+  near.line = line;
+  std::memcpy(near.data, far.data, LINE);
+}
+
+}  // namespace
+
+// Now and then something completes, or a line is fetched or evicted, without anybody waiting for it.
 void hostile_tick(Wave& w) {
   Machine& m = *w.m;
   auto& rng = w.r->rng;
@@ -294,6 +312,7 @@ void hostile_tick(Wave& w) {
     const size_t pick = rng() % w.pending.size();
     complete(w, w.pending[pick]);
   }
+  if (rng() % 8 == 0 && !m.allocations.empty()) fetch_some_line(w);
   if (rng() % 64 == 0) {
     Cache& c = m.model->of_l1(m, *w.wg);
     c[rng() % c.size()].line = ~0ull;
