@@ -235,6 +235,14 @@ def _zero_rows(case: Case) -> Case:
     return case.with_rows(rows, partial=0.0, residual_in=0.0)
 
 
+def _cancelling(case: Case) -> Case:
+    """The first and the last rank's partials are large and opposite, so that the sum depends on its order."""
+    partial = case.activations["partial"].clone()
+    partial[0] *= 2.0**17
+    partial[-1] = -partial[0]
+    return replace(case, activations=case.activations | {"partial": partial})
+
+
 KINDS = {
     "random": lambda case: case,
     "few": _few,
@@ -245,4 +253,5 @@ KINDS = {
     "distinct": _distinct,
     "tiny-blocks": _tiny_blocks,
     "zero-rows": _zero_rows,
+    "cancelling": _cancelling,
 }

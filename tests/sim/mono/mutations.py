@@ -61,7 +61,7 @@ def _no_record() -> Check:
 
 STAGES = _numerics(1, 2, "random")
 TIES = _numerics(1, 2, "tied-groups")
-RANKS = _numerics(1, 4, "random")
+RANKS = _numerics(1, 4, "cancelling")
 HOSTILE = _handoffs(1, 2, "random")
 # With one row a lost order seldom shows: the few words that are stored late are there before they are read.
 MORE_ROWS = _handoffs(17, 2, "same", 6)
