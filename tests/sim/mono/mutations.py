@@ -195,12 +195,18 @@ MUTATIONS = (
         "partial.at(0, ctx.wave, i, ctx.lane), value)",
     ),
     # ---- arithmetic
-    _one(
+    Mutation(
         "the mixes and the collapse see an unrounded residual",
         STAGES,
-        SEAM,
-        "new.append(m.unpack_bf16(new_words[j]))",
-        "new.append(tuple(pair))",
+        (
+            Edit(
+                SEAM,
+                "            words.append(self.ctx.isa.pack_bf16(pair[0], pair[1]))\n",
+                "            words.append(self.ctx.isa.pack_bf16(pair[0], pair[1]))\n"
+                "            self._exact = [*(self._exact if j else []), tuple(pair)]\n",
+            ),
+            Edit(SEAM, "new = [m.unpack_bf16(x) for x in new_words]", "new = self._exact"),
+        ),
         fast=True,
     ),
     _one("the routed scale is 3 % off", STAGES, GEOMETRY, "ROUTED_SCALING = 1.5", "ROUTED_SCALING = 1.545"),
