@@ -114,10 +114,12 @@ def ffn_half(ctx: Context, partial_of: Callable[[Place], Any]) -> None:
     num_active = router.list_active()
     gate_up.routed(num_active)
 
+    # The routed experts' weights fill the registers.
+    ctx = ctx.again()
     down = Down(ctx, INTERMEDIATE)
     down.sum_experts(num_active)
-    # Found again from the thread, so that it takes no registers in between.
-    place = Place.of(ctx, dev.pin(ctx.thread))
+    ctx = ctx.again()
+    place = Place.of(ctx, ctx.thread)
     word = slice_word(ctx, place.row, place.word)
     moe = exchange(ctx, ctx.symmetric.moe, MOE_REDUCE, place.item, place.active, word)
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import flydsl.expr as fx
@@ -75,6 +75,11 @@ class Context:
             workgroup=workgroup,
             rank=args.rank,
         )
+
+    def again(self) -> Context:
+        """The same, with all that depends on the lane found anew: nothing of it that was computed before takes
+        registers in between."""
+        return replace(self, thread=dev.pin(self.thread))
 
     @property
     def hidden_steps(self) -> int:
