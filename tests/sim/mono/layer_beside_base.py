@@ -25,7 +25,7 @@ from cdnasim import Device
 from .beside_base import EXPERTS, NAMES, ROUNDINGS, stage_errors
 from .case import Case
 from .compare import Error, ref
-from .layer_case import HEADS, LayerCase, Shape, make_layer
+from .layer_case import HEADS, NOT_READ, LayerCase, Shape, make_layer
 from .layer_run import LayerRun
 from .sources import modules
 
@@ -69,7 +69,10 @@ class BaseLayer(base_layer.LayerRun):
         self.sink, self.cos_sin = w["sink"], w["cos_sin"]
         self.window, self.comp = case.window, case.compressed
         self.swa_idx, self.swa_lens = step["window_indices"], step["window_lens"]
-        self.topk, self.comp_table = step["selected"], step["block_table"]
+        self.comp_table = step["block_table"]
+        # It looks up entries that it then leaves out.
+        selected = step["selected"]
+        self.topk = torch.where(selected == NOT_READ, -1, selected)
 
     def back(self) -> base_ffn.FfnRun:
         """The second launch's memory, on the first one's outputs."""
