@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scope bits and invalidations of the whole layer's launches in the compiled code.
 
-In the simulator a word that is stored without its bits is only late, and bytes that no plain load of the
-launch touched before are never old."""
+In the simulator a word that is stored without its bits is only late."""
 
 from __future__ import annotations
 
