@@ -77,8 +77,8 @@ class Context:
         )
 
     def again(self) -> Context:
-        """The same, with all that depends on the lane found anew: nothing of it that was computed before takes
-        registers in between."""
+        """The same, with all that depends on the lane found anew: nothing of it that was computed before
+        takes registers in between."""
         return replace(self, thread=dev.pin(self.thread))
 
     @property
