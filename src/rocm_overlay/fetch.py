@@ -14,6 +14,7 @@ import tempfile
 import zlib
 from pathlib import Path
 
+from rocm_overlay.archives import extract_all
 from rocm_overlay.errors import OverlayError
 from rocm_overlay.pin import VllmPin
 from rocm_overlay.project import Project
@@ -186,7 +187,7 @@ def unpack_base(pin: VllmPin, sdist: Path, target: Path) -> bool:
     with tempfile.TemporaryDirectory(prefix=f".unpack-{os.getpid()}-", dir=target.parent) as staging:
         try:
             with tarfile.open(sdist) as archive:
-                archive.extractall(staging, filter="data")
+                extract_all(archive, staging)
         except OSError as error:
             if error.errno is not None:
                 fix = f"free space and make {target.parent} writable; the archive itself is good"

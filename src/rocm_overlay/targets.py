@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from rocm_overlay.archives import extract_all
 from rocm_overlay.engine import ARCHIVE, Engine, RunRequest, Shell, select_engine
 from rocm_overlay.errors import OverlayError
 from rocm_overlay.fetch import fetch_version, sha256_of, unpack_base
@@ -149,7 +150,7 @@ def _checkout(project: Project, name: str, folder: Path, commit: str) -> Target:
         present = [top for top in TOPS if git_text("ls-tree", "--name-only", found, "--", top, cwd=folder)]
         packed = run_git(["archive", "--format=tar", found, "--", *present], folder)[1]
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-            archive.extractall(staging, filter="data")
+            extract_all(archive, staging)
         check_site(Path(staging), "TO")
         target = Target("checkout", name, VllmPin("", found, "", ""), "")
         return _made(project, target, Path(staging))
