@@ -2,6 +2,7 @@
 """The export as upstream pull requests: manifest, style, the same bytes twice, git am, tests, hooks."""
 
 import ast
+import fcntl
 import json
 import shutil
 import subprocess
@@ -31,8 +32,18 @@ from tests.tiny import make_sources, write_files
 from tests.tiny_rebase import git, make_checkout
 
 PROJECT = Project.find()
-# One repository of the pinned source serves all exports; two workers would write it at once.
 pytestmark = pytest.mark.xdist_group("export")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_worker_at_a_time():
+    """One repository of the pinned source serves all exports, and a second export is refused. The group above
+    does not keep these tests on one worker whatever the way they are dealt, so the others wait."""
+    PROJECT.build.mkdir(exist_ok=True)
+    with (PROJECT.build / ".export-tests.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
 
 ENTRY = """
 [[pr]]

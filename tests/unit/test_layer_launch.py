@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -236,9 +235,9 @@ REFUSED = {
 def test_keys_that_the_kernels_misread_are_refused(name: str) -> None:
     changes, reason = REFUSED[name]
     kernels = Kernels()
-    with pytest.raises(ValueError, match=f"attention of layers.3: .*{re.escape(reason)}"):
+    with pytest.raises(ValueError, match=r"attention of layers\.3: ") as refusal:
         run(launch(kernels), read=keys(6, **changes))
-    assert not kernels.calls
+    assert reason in str(refusal.value) and not kernels.calls
 
 
 def test_every_fault_of_the_keys_is_named_at_once() -> None:

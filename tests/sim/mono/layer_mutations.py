@@ -109,7 +109,7 @@ HANDOFFS = (
          "        dev.barrier()\n        dev.acquire()\n", "        dev.acquire()\n"),
     _one("front", "the key is read before it is announced", HOSTILE, RECORD,
          "rows.wait_in_wave(g.query_workgroups, g.qkv_workgroups - g.query_workgroups)",
-         "rows.wait_in_wave(0, 1)", fast=True),
+         "rows.wait_in_wave(0, 1)"),
     _one("front", "the first projection takes the seam's words", HOSTILE, FRONT,
          "ctx.workspace.qkv_ready,", "ctx.workspace.collapsed_ready,"),
     _one("back", "wo_a's words are the seam's", HOSTILE, PROJECTION,
