@@ -238,7 +238,7 @@ class _Kernels:
         self.launches += 1
         return (None,)
 
-    def __call__(self, *inputs: Any) -> tuple[None, ...]:
+    def __call__(self, *inputs: Any, **options: Any) -> tuple[None, ...]:
         self.launches += 1
         return (None,)
 
@@ -301,8 +301,8 @@ def _vllm_s(module: Any, layers: list[Any], ffn: bool, kernels: _Kernels) -> lis
 def _ours(module: Any, layers: list[Any], ffn: bool, kernels: _Kernels) -> list[Any]:
     from vllm.models.common.specialized_decode.decode import Launch, LayerPlan
 
-    # Both sides are counted up to the kernels' interface.
-    module.MonoDecode.open_kernels = lambda decode: kernels
+    # What lies between the interface and our launches is counted, too.
+    module.MonoDecode.open_kernels = lambda decode: module.OwnKernels(kernels, kernels)
     module.layer_weights = lambda layer, mono: None
     options = SimpleNamespace(specialized_decode="auto", specialized_decode_strict=False)
     config = _Box(kernel_config=options)

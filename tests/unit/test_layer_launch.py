@@ -73,20 +73,18 @@ def cache(stride: int = BLOCK * RECORD, block: int = BLOCK) -> torch.Tensor:
 
 
 def keys(rows: int, window: int = WINDOW, **changes: Any) -> Keys:
-    return replace(
-        Keys(
-            positions=torch.arange(rows),
-            slots=torch.arange(rows),
-            window_cache=cache(BLOCK * RECORD + 32),
-            window_indices=torch.zeros(rows, 1, window, dtype=torch.int32),
-            window_lens=torch.zeros(rows, dtype=torch.int32),
-            requests=torch.zeros(rows, dtype=torch.int32),
-            selected=torch.zeros(rows, 512, dtype=torch.int32),
-            compressed_cache=cache(32 * RECORD, 32),
-            block_table=torch.zeros(2, 7, dtype=torch.int32),
-        ),
-        **changes,
-    )
+    given: dict[str, Any] = {
+        "positions": torch.arange(rows),
+        "slots": torch.arange(rows),
+        "window_cache": cache(BLOCK * RECORD + 32),
+        "window_indices": torch.zeros(rows, 1, window, dtype=torch.int32),
+        "window_lens": torch.zeros(rows, dtype=torch.int32),
+        "requests": torch.zeros(rows, dtype=torch.int32),
+        "selected": torch.zeros(rows, 512, dtype=torch.int32),
+        "compressed_cache": cache(32 * RECORD, 32),
+        "block_table": torch.zeros(2, 7, dtype=torch.int32),
+    }
+    return Keys(**given | changes)
 
 
 def uncompressed(rows: int, **changes: Any) -> Keys:
@@ -114,7 +112,7 @@ def test_the_kernels_get_every_address_by_its_own_name() -> None:
     named = dict(zip(("out", "residual_out", "post_out", "comb_out", "pre_out"), outputs, strict=True))
     named |= weights.ffn.tensors()
     named |= {name: weights.tensors()[name] for name in ("wo_a", "wo_a_scale", "wo_b", "wo_b_scale", "sink")}
-    named |= {n: getattr(read, n) for n in Keys.__dataclass_fields__} | {"cos_sin": weights.cos_sin}
+    named |= {n: getattr(read, n) for n in Keys._fields} | {"cos_sin": weights.cos_sin}
     assert {name: back[name] for name in named} == {name: t.data_ptr() for name, t in named.items()}
     assert front["rank"] == back["rank"] == 3
 

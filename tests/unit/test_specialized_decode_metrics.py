@@ -38,6 +38,14 @@ print(generate_latest(get_prometheus_registry()).decode())
 """
 
 
+@pytest.fixture(autouse=True)
+def own_hand_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose thread never starts: whether an earlier test of this process began one must not matter."""
+    hand_over = metrics.HandOver()
+    hand_over._started = True
+    monkeypatch.setattr(metrics, "_hand_over", hand_over)
+
+
 def in_process(code: str, folder: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": str(TREE), "PROMETHEUS_MULTIPROC_DIR": str(folder)}
     done = subprocess.run(

@@ -128,6 +128,19 @@ def _open_kernels(build: KernelBuild) -> MonoKernels:
     return _open[build]
 
 
+class _NoLaunch:
+    """Stands for a launch that no layer's plan has: any use of it is an error of ours."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError(f"{SPEC.name}: {self._what} was asked for, and no layer's plan has one")
+
+    first_pre_mix = __call__
+    epoch = property(__call__)
+
+
 class OwnKernels:
     """Our launches, those that some layer's plan has.
 
@@ -137,16 +150,17 @@ class OwnKernels:
     """
 
     def __init__(self, whole: Any | None, part: Any | None) -> None:
-        self._launches = {"a whole layer": whole, "the FFN launch": part}
+        self._opened = [launch for launch in (whole, part) if launch is not None]
+        self._whole = _NoLaunch("a whole layer") if whole is None else whole
+        self._part = _NoLaunch("the FFN launch") if part is None else part
 
     def scratch(self, tokens: int) -> Tensor | None:
-        for launch in self._launches.values():
-            if launch is not None:
-                launch.prepare(tokens)
+        for launch in self._opened:
+            launch.prepare(tokens)
         return None
 
     def first_pre_mix(self, tokens: int) -> Tensor:
-        return self._of("a whole layer").first_pre_mix(tokens)
+        return self._whole.first_pre_mix(tokens)
 
     def forward(
         self,
@@ -165,19 +179,14 @@ class OwnKernels:
     ) -> tuple[Tensor, ...]:
         read = Keys(*keys, topk_indices, comp_cache, comp_block_table)
         inputs = (x, residual, post_mix, res_mix, pre_mix)
-        return self._of("a whole layer")(weights, inputs, read, fold=fold, select=select)
+        return self._whole(weights, inputs, read, fold=fold, select=select)
 
     def ffn(self, weights: Any, *inputs: Tensor, topk: int) -> tuple[Tensor, ...]:
-        return self._of("the FFN launch")(weights, *inputs)
+        return self._part(weights, *inputs)
 
     @property
     def epoch(self) -> list[int]:  # vLLM's own GPU tests see by it that the kernels ran
-        return self._of("a whole layer").epoch
-
-    def _of(self, what: str) -> Any:
-        if (launch := self._launches[what]) is None:
-            raise RuntimeError(f"{SPEC.name}: {what} was asked for, and no layer's plan has one")
-        return launch
+        return self._whole.epoch
 
 
 def _open_whole(build: KernelBuild, layers: tuple[str, ...]) -> Any:
