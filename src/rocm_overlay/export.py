@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,9 +20,11 @@ from rocm_overlay.export_body import make_body
 from rocm_overlay.export_files import Files, trees
 from rocm_overlay.export_plan import ExportPlan, PullRequest, load_plan
 from rocm_overlay.export_tests import refuse_unclaimed_tests
+from rocm_overlay.fetch import sha256_of
 from rocm_overlay.gittool import git_text, run_git
 from rocm_overlay.plan import Sources
 from rocm_overlay.project import Project
+from rocm_overlay.staging import staging_folder
 from rocm_overlay.transaction import Step, exclusive, no_step
 from rocm_overlay.upstream_style import obtain_ruff
 
@@ -31,7 +32,10 @@ PLACEHOLDER = "YOUR NAME <YOUR EMAIL>"
 AUTHOR = re.compile(r"[^<>\s][^<>\n\0]* <[^<>\n\0]+>")
 LISTING = "series.json"
 REPOSITORY = "export.git"
-STAGING, INDEX = ".export-", "index"
+INDEX = "index"
+OTHER_FOLDER = (
+    "move what you want to keep elsewhere and remove the folder, or: rocm-overlay export-prs --out FOLDER"
+)
 # What packaging adds to the source archive and upstream's repository does not have.
 NOT_UPSTREAM = (
     ".base.json",
@@ -72,8 +76,8 @@ def export(
         step: called with a step's name before each change on disk; a test kills the process in it.
 
     Raises:
-        OverlayError: the manifest does not fit the overlay, something does not apply, or another process
-            exports: then nothing is changed.
+        OverlayError: the manifest does not fit the overlay, something does not apply, the target holds what
+            no export wrote, or another process exports: then nothing is changed.
     """
     if not AUTHOR.fullmatch(author):
         raise OverlayError("the author", seen=author, wanted="NAME <EMAIL>")
@@ -86,9 +90,8 @@ def export(
         ruff = obtain_ruff(base, project.cache / "tools")
         files = trees(plan, sources, project.root, base, ruff)
         target.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(target.parent)
-        with tempfile.TemporaryDirectory(prefix=f"{STAGING}{os.getpid()}-", dir=target.parent) as staging:
-            fresh = Path(staging) / "export"
+        with staging_folder(target.parent, "export") as staging:
+            fresh = staging / "export"
             fresh.mkdir()
             step("repository")
             repository = _Repository(project.build / REPOSITORY, author, _moment(project))
@@ -96,15 +99,28 @@ def export(
             root = repository.import_base(base, sources.pin.vllm.version)
             step("commits")
             exported = _write(project, plan, files, repository, root, fresh)
-            (fresh / LISTING).write_text(_listing(exported, plan, root, source_of(project)), encoding="utf-8")
+            (fresh / LISTING).write_text(
+                _listing(exported, plan, root, source_of(project), fresh), encoding="utf-8"
+            )
             step("branches")
             repository.publish({"base": root, **{f"pr/{one.pull.name}": one.commit for one in exported}})
-            step("move aside")
-            if target.exists():
-                target.rename(Path(staging) / "before")
-            step("move in")
-            fresh.rename(target)
+            _check_ours(target)
+            _replace(target, fresh, staging / "before", step)
         return exported
+
+
+def _replace(target: Path, fresh: Path, before: Path, step: Step) -> None:
+    """Move ``fresh`` in and the target aside; where that does not end, the target is back."""
+    try:
+        step("move aside")
+        if target.exists():
+            target.rename(before)
+        step("move in")
+        fresh.rename(target)
+    except BaseException:
+        if before.exists() and not target.exists():
+            before.rename(target)
+        raise
 
 
 # What this process holds: an export that is checked is held once for both.
@@ -132,22 +148,40 @@ def held(project: Project) -> Iterator[None]:
 
 
 def _check_ours(target: Path) -> None:
-    if not target.exists():
+    """Raise unless nothing is lost with the target: not there, empty, or an export as it was written."""
+    if not target.exists() and not target.is_symlink():
         return
-    if not target.is_dir() or (any(target.iterdir()) and not (target / LISTING).is_file()):
+    if target.is_symlink() or not target.is_dir():
         raise OverlayError(
             f"{target} is no export",
-            seen="a folder with other things in it" if target.is_dir() else "a file",
+            seen="a link" if target.is_symlink() else "a file",
             wanted="a new folder, or an export",
+            fix=OTHER_FOLDER,
+        )
+    if foreign := _foreign(target):
+        raise OverlayError(
+            f"{target} is no export, or one that was added to or changed",
+            seen=", ".join(foreign[:6]) + (f" and {len(foreign) - 6} more" if len(foreign) > 6 else ""),
+            wanted="a new folder, or an export as it was written",
+            fix=OTHER_FOLDER,
         )
 
 
-def _sweep(folder: Path) -> None:
-    """Remove the staging folders of killed runs."""
-    for left in folder.glob(f"{STAGING}[0-9]*-*"):
-        process = left.name.removeprefix(STAGING).partition("-")[0]
-        if not Path(f"/proc/{process}").exists():
-            shutil.rmtree(left, ignore_errors=True)
+def _foreign(target: Path) -> list[str]:
+    """What is in a folder that its own listing does not say an export wrote, or that was changed since."""
+    try:
+        rows = json.loads((target / LISTING).read_text(encoding="utf-8"))["pull_requests"]
+        written = {f"{row['folder']}/{name}": digest for row in rows for name, digest in row["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return sorted(path.name for path in target.iterdir())
+    found = []
+    for path in sorted(target.rglob("*")):
+        name = path.relative_to(target).as_posix()
+        if name == LISTING or (path.is_dir() and not path.is_symlink()):
+            continue
+        if path.is_symlink() or not path.is_file() or sha256_of(path) != written.get(name):
+            found.append(name)
+    return found
 
 
 def source_of(project: Project) -> dict[str, object]:
@@ -201,7 +235,9 @@ def _message(pull: PullRequest) -> str:
     return f"{pull.title}\n\n" + "\n\n".join(pull.texts["purpose"]) + "\n"
 
 
-def _listing(exported: list[Exported], plan: ExportPlan, root: str, made_from: dict[str, object]) -> str:
+def _listing(
+    exported: list[Exported], plan: ExportPlan, root: str, made_from: dict[str, object], fresh: Path
+) -> str:
     rows = [
         {
             "folder": one.folder,
@@ -212,11 +248,12 @@ def _listing(exported: list[Exported], plan: ExportPlan, root: str, made_from: d
             "depends": list(one.pull.depends),
             "paths": list(one.paths),
             "tests": list(one.pull.run),
+            "files": {file.name: sha256_of(file) for file in sorted((fresh / one.folder).iterdir())},
         }
         for one in exported
     ]
     waiting = {one.name: one.held_back for one in plan.pulls if one.held_back}
-    listing = {"format": 1, "base": root, "project": made_from, "pull_requests": rows, "held_back": waiting}
+    listing = {"format": 2, "base": root, "project": made_from, "pull_requests": rows, "held_back": waiting}
     return json.dumps(listing, indent=1) + "\n"
 
 

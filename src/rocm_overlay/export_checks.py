@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from rocm_overlay.gittool import git_text, run_git
 from rocm_overlay.kernel_builds import linker_environment
 from rocm_overlay.plan import Sources
 from rocm_overlay.project import Project
+from rocm_overlay.staging import staging_folder
 
 # Of a hook in somebody's repository: the package that has its tool, from the index of its language, by the
 # repository's name and the tag without its v, and the hook as that repository declares it.
@@ -264,10 +264,10 @@ def check_all(project: Project, base: Path, exported_in: Path, exported: Sequenc
     """
     plan = load_plan(project.root, Sources.load(project))
     outcomes: list[Outcome] = []
-    with tempfile.TemporaryDirectory(prefix="rocm-overlay-am-", dir=project.build) as folder:
+    with staging_folder(project.build, "am") as folder:
         for one in exported:
             print(f"checking {one.folder}", file=sys.stderr, flush=True)
-            checkout = Path(folder) / one.pull.name
+            checkout = folder / one.pull.name
             patches = mailboxes(plan, exported, exported_in, one)
             outcomes += _check_one(project, base, patches, one, checkout)
             shutil.rmtree(checkout)

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import zlib
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from rocm_overlay.archives import extract_all
 from rocm_overlay.errors import OverlayError
 from rocm_overlay.pin import VllmPin
 from rocm_overlay.project import Project
+from rocm_overlay.staging import staging_folder
 
 STAMP_NAME = ".base.json"
 
@@ -73,13 +73,8 @@ def fetch_sdist(pin: VllmPin, cache: Path, given: Path | None = None) -> Path:
         raise OverlayError(
             f"the cache {cache} cannot be made", seen=error, fix="correct ROCM_OVERLAY_CACHE"
         ) from None
-    _sweep(cache, ".fetch-")
-    with tempfile.TemporaryDirectory(prefix=f".fetch-{os.getpid()}-", dir=cache) as staging:
-        fresh = (
-            _copy_given(given, Path(staging))
-            if given
-            else _pip_download(pin.version, Path(staging), pin.sha256)
-        )
+    with staging_folder(cache, "fetch") as staging:
+        fresh = _copy_given(given, staging) if given else _pip_download(pin.version, staging, pin.sha256)
         found = sha256_of(fresh)
         if found != pin.sha256:
             raise OverlayError(
@@ -155,9 +150,8 @@ def fetch_version(version: str, project: Project) -> Path:
     cached = project.cache / f"vllm-{version}.tar.gz"
     if not cached.is_file():
         project.cache.mkdir(parents=True, exist_ok=True)
-        _sweep(project.cache, ".fetch-")
-        with tempfile.TemporaryDirectory(prefix=f".fetch-{os.getpid()}-", dir=project.cache) as staging:
-            _pip_download(version, Path(staging)).replace(cached)
+        with staging_folder(project.cache, "fetch") as staging:
+            _pip_download(version, staging).replace(cached)
     pin = VllmPin(version, "", cached.name, sha256_of(cached))
     target = project.build / "bases" / version
     unpack_base(pin, cached, target)
@@ -183,8 +177,7 @@ def unpack_base(pin: VllmPin, sdist: Path, target: Path) -> bool:
     if target.exists():
         print(f"{target} is not the pinned source as it was unpacked: unpacking it again", file=sys.stderr)
     target.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(target.parent, ".unpack-")
-    with tempfile.TemporaryDirectory(prefix=f".unpack-{os.getpid()}-", dir=target.parent) as staging:
+    with staging_folder(target.parent, "unpack") as staging:
         try:
             with tarfile.open(sdist) as archive:
                 extract_all(archive, staging)
@@ -195,7 +188,7 @@ def unpack_base(pin: VllmPin, sdist: Path, target: Path) -> bool:
             raise _damaged(sdist, error) from None
         except (tarfile.TarError, EOFError, zlib.error) as error:
             raise _damaged(sdist, error) from None
-        root = Path(staging) / f"vllm-{pin.version}"
+        root = staging / f"vllm-{pin.version}"
         if not (root / "vllm" / "__init__.py").is_file():
             raise OverlayError(
                 f"{sdist.name} holds no vLLM package", wanted=f"vllm-{pin.version}/vllm/__init__.py"
@@ -210,14 +203,6 @@ def unpack_base(pin: VllmPin, sdist: Path, target: Path) -> bool:
 
 def _damaged(sdist: Path, error: Exception) -> OverlayError:
     return OverlayError(f"{sdist.name} cannot be unpacked", seen=error, fix=f"delete {sdist} and retry")
-
-
-def _sweep(folder: Path, prefix: str) -> None:
-    """Remove what killed runs left: staging folders whose process is gone."""
-    for left in folder.glob(f"{prefix}*-*"):
-        process = left.name.removeprefix(prefix).partition("-")[0]
-        if not process.isdigit() or not Path(f"/proc/{process}").exists():
-            shutil.rmtree(left, ignore_errors=True)
 
 
 def content_hash(root: Path) -> str:

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
 from rocm_overlay.errors import OverlayError
 from rocm_overlay.install import MANIFEST_PATH, lay
 from rocm_overlay.plan import Plan, Sources
+from rocm_overlay.staging import staging_folder
 
 
 def build_tree(sources: Sources, base: Path, target: Path, allow_drift: Collection[str] = ()) -> Plan:
@@ -27,8 +27,8 @@ def build_tree(sources: Sources, base: Path, target: Path, allow_drift: Collecti
     """
     _check_ours(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".tree-", dir=target.parent) as staging:
-        fresh = Path(staging) / "tree"
+    with staging_folder(target.parent, "tree") as staging:
+        fresh = staging / "tree"
         shutil.copytree(base / "vllm", fresh / "vllm", ignore=shutil.ignore_patterns("__pycache__"))
         # vLLM asks for its own distribution's metadata in places; a laid tree is found like an install.
         info = fresh / f"vllm-{sources.pin.vllm.version}.dist-info"

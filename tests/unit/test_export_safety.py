@@ -159,7 +159,9 @@ def test_killed_at_any_step_the_next_export_is_as_if_there_had_been_none(project
     assert not target.exists() if name == "move in" else contents(target) == earlier
     export(project, base, target)
     assert (contents(target), branches(project)) == wanted
-    assert not list(tmp_path.glob(".export-*")) and not list((project.build / REPOSITORY).glob("index.*"))
+    assert not list(tmp_path.glob(".rocm-overlay-*")) and not list(
+        (project.build / REPOSITORY).glob("index.*")
+    )
 
 
 @pytest.mark.parametrize("left", ["index.lock", "refs/heads/base.lock", "HEAD.lock", "packed-refs.lock"])
@@ -196,6 +198,84 @@ def test_a_file_in_the_targets_place_stays(project, base, tmp_path):
     with pytest.raises(OverlayError, match=r"thesis\.txt is no export"):
         export(project, base, tmp_path / "thesis.txt")
     assert (tmp_path / "thesis.txt").read_text() == "all of it"
+
+
+FOREIGN = {
+    "a folder of somebody's": {"thesis.txt": "all of it"},
+    "with a list of somebody's": {"thesis.txt": "all of it", LISTING: '["Dark", "Lost"]'},
+    "with half of our list": {
+        "thesis.txt": "all of it",
+        LISTING: '{"pull_requests": [{"folder": "01-gate"}]}',
+    },
+    "a file beside an export": {"thesis.txt": "all of it"},
+    "a file in an export": {"01-gate/reply.md": "Thanks!"},
+    "a text that was edited": {"01-gate/BODY.md": "Better words."},
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_no_export_wrote_is_named_and_stays(project, base, tmp_path, name):
+    target = tmp_path / "out"
+    if "an export" in name or "edited" in name:
+        export(project, base, target)
+    write_files(target, FOREIGN[name])
+    before = contents(target), branches(project) if (project.build / REPOSITORY).exists() else ""
+    with pytest.raises(OverlayError, match="is no export") as caught:
+        export(project, base, target)
+    assert next(iter(FOREIGN[name])) in caught.value.seen and "--out" in caught.value.fix
+    assert (contents(target), branches(project) if before[1] else "") == before
+
+
+def test_what_comes_into_the_target_while_an_export_runs_stays(project, base, tmp_path):
+    export(project, base, tmp_path / "out")
+    with pytest.raises(OverlayError, match="is no export"):
+        export(
+            project,
+            base,
+            tmp_path / "out",
+            step=lambda at: write_files(tmp_path / "out", {"mine": "x"}) if at == "branches" else None,
+        )
+    assert (tmp_path / "out/mine").read_text() == "x"
+
+
+def test_a_link_in_the_targets_place_is_not_followed(project, base, tmp_path):
+    export(project, base, tmp_path / "real")
+    (tmp_path / "out").symlink_to(tmp_path / "real")
+    with pytest.raises(OverlayError, match="is no export"):
+        export(project, base, tmp_path / "out")
+    assert (tmp_path / "out").is_symlink() and (tmp_path / "real" / LISTING).is_file()
+
+
+def test_a_part_of_an_export_is_replaced(project, base, tmp_path):
+    export(project, base, tmp_path / "out")
+    whole = contents(tmp_path / "out")
+    (tmp_path / "out/01-gate/BODY.md").unlink()
+    export(project, base, tmp_path / "out")
+    assert contents(tmp_path / "out") == whole
+
+
+def test_interrupted_at_any_step_the_earlier_export_is_there(project, base, tmp_path):
+    """As Ctrl-C does it: Python's own clean-up runs."""
+    target = tmp_path / "out"
+    export(project, base, target, "Earlier <earlier@example.com>")
+    earlier = contents(target)
+    for name in STEPS:
+
+        def step(at, name=name):
+            if at == name:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            export(project, base, target, step=step)
+        assert contents(target) == earlier, name
+        assert not list(tmp_path.glob(".rocm-overlay-*")), name
+
+
+def test_other_folders_beside_the_target_stay(project, base, tmp_path):
+    write_files(tmp_path, {".export-2024-holiday/photo": "x", ".rocm-overlay-export-notes/n": "x"})
+    export(project, base, tmp_path / "out")
+    assert (tmp_path / ".export-2024-holiday/photo").exists()
+    assert (tmp_path / ".rocm-overlay-export-notes/n").exists()
 
 
 def test_a_relative_target_and_one_with_a_space_are_written(project, base, tmp_path, monkeypatch):

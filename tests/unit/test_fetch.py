@@ -14,7 +14,7 @@ from rocm_overlay import fetch
 from rocm_overlay.errors import OverlayError
 from rocm_overlay.fetch import fetch_base, fetch_sdist, fetch_version, sha256_of, unpack_base
 from rocm_overlay.pin import Pin, VllmPin
-from tests.tiny import BASE, make_project
+from tests.tiny import BASE, make_project, write_files
 
 
 def make_sdist(path, files=BASE, version="1.2.3"):
@@ -181,12 +181,15 @@ def test_a_base_that_was_edited_or_lost_a_file_is_unpacked_again(tmp_path, pin, 
     assert unpack_base(pin, sdist, target) is False
 
 
-def test_what_killed_runs_left_is_swept(tmp_path, pin, sdist):
-    gone, alive = tmp_path / "cache/.fetch-999999999-abc", tmp_path / f"cache/.fetch-{os.getpid()}-abc"
-    gone.mkdir(parents=True)
-    alive.mkdir()
-    fetch_sdist(pin, tmp_path / "cache", given=sdist)
-    assert not gone.exists() and alive.exists()
+def test_what_killed_runs_left_is_swept_and_nothing_of_the_users_with_it(tmp_path, pin, sdist):
+    """The cache may be a folder that holds other things."""
+    cache = tmp_path / "cache"
+    kept = [".fetch-2024-holiday", ".fetch-mine-x", f".rocm-overlay-fetch-{os.getpid()}-abcdefgh",
+            ".rocm-overlay-fetch-notes", ".rocm-overlay-fetch-999999999-abcdefgh-copy"]  # fmt: skip
+    swept = [".rocm-overlay-fetch-999999999-abcdefgh", ".rocm-overlay-unpack-999999998-abcdefg_"]
+    write_files(cache, {f"{name}/file": "x" for name in (*kept, *swept)})
+    fetch_sdist(pin, cache, given=sdist)
+    assert {path.name for path in cache.iterdir()} == {*kept, pin.sdist}
 
 
 def test_a_full_disk_does_not_blame_the_archive(tmp_path, pin, sdist, monkeypatch):
