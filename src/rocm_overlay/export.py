@@ -21,7 +21,7 @@ from rocm_overlay.export_files import Files, trees
 from rocm_overlay.export_plan import ExportPlan, PullRequest, load_plan
 from rocm_overlay.export_tests import refuse_unclaimed_tests
 from rocm_overlay.fetch import sha256_of
-from rocm_overlay.gittool import git_text, run_git
+from rocm_overlay.gittool import OWN, git_text, run_git
 from rocm_overlay.plan import Sources
 from rocm_overlay.project import Project
 from rocm_overlay.staging import staging_folder
@@ -189,7 +189,7 @@ def source_of(project: Project) -> dict[str, object]:
     status, printed = run_git(["rev-parse", "--verify", "--quiet", "HEAD"], project.root, good=(0, 1, 128))
     if status:
         return {"commit": "", "changed": True}
-    changes = git_text("status", "--porcelain", cwd=project.root)
+    changes = git_text("status", "--porcelain", "--untracked-files=normal", cwd=project.root)
     return {"commit": printed.decode().strip(), "changed": bool(changes)}
 
 
@@ -265,6 +265,7 @@ class _Repository:
         name, _, email = author.rpartition("<")
         self._sign_off = f"Signed-off-by: {author}"
         self._environment = {
+            **OWN,
             "GIT_AUTHOR_NAME": name.strip(), "GIT_AUTHOR_EMAIL": email.rstrip(">"), "GIT_AUTHOR_DATE": moment,
             "GIT_COMMITTER_NAME": name.strip(), "GIT_COMMITTER_EMAIL": email.rstrip(">"),
             "GIT_COMMITTER_DATE": moment,
@@ -273,7 +274,7 @@ class _Repository:
         for left in (*path.rglob("*.lock"), *path.glob(f"{INDEX}.*")):
             left.unlink(missing_ok=True)
         # Where it is there already, this is harmless and mends what a killed one left out.
-        run_git(["init", "--quiet", "--bare", "--initial-branch=base", str(path)])
+        run_git(["init", "--quiet", "--bare", "--initial-branch=base", str(path)], environment=OWN)
 
     def import_base(self, base: Path, version: str) -> str:
         """The pinned source as a commit."""
@@ -285,7 +286,7 @@ class _Repository:
         kept, mine = self.path / INDEX, self.path / f"{INDEX}.base-{os.getpid()}"
         if kept.is_file():
             shutil.copy2(kept, mine)
-        environment = {"GIT_INDEX_FILE": str(mine)}
+        environment = {**OWN, "GIT_INDEX_FILE": str(mine)}
         add = [*git_dir, "add", "--all", "--force", "--", ".", *left_out]
         try:
             run_git(add, base, environment=environment)
@@ -304,14 +305,15 @@ class _Repository:
         """A commit of changed, added and removed files on top of another."""
         index = self.path / f"{INDEX}.commit-{os.getpid()}"
         index.unlink(missing_ok=True)
-        environment = {"GIT_INDEX_FILE": str(index)}
+        environment = {**OWN, "GIT_INDEX_FILE": str(index)}
         run_git(["read-tree", parent], self.path, environment=environment)
         lines = []
         for path, text in files.items():
             if text is None:
                 lines.append(f"0 {'0' * 40}\t{path}")
                 continue
-            hashed = run_git(["hash-object", "-w", "--stdin"], self.path, given=text.encode("utf-8"))[1]
+            hash_it, given = ["hash-object", "-w", "--stdin"], text.encode("utf-8")
+            hashed = run_git(hash_it, self.path, environment=OWN, given=given)[1]
             lines.append(f"{self._mode(parent, path)} {hashed.decode().strip()}\t{path}")
         given = ("\n".join(lines) + "\n").encode("utf-8")
         run_git(["update-index", "--index-info"], self.path, environment=environment, given=given)
@@ -320,7 +322,7 @@ class _Repository:
         return self._commit_tree(tree, ["-p", parent], f"{message}\n{self._sign_off}\n")
 
     def _mode(self, parent: str, path: str) -> str:
-        listed = git_text("ls-tree", parent, "--", path, cwd=self.path)
+        listed = git_text("ls-tree", parent, "--", path, cwd=self.path, environment=OWN)
         return listed.split()[0] if listed else "100644"
 
     def _commit_tree(self, tree: str, parents: list[str], message: str) -> str:
@@ -330,13 +332,16 @@ class _Repository:
 
     def publish(self, branches: Mapping[str, str]) -> None:
         """Make these the repository's branches, and no others; all at once."""
-        there = git_text("for-each-ref", "--format=%(refname)", "refs/heads", cwd=self.path).split()
+        asked = ("for-each-ref", "--format=%(refname)", "refs/heads")
+        there = git_text(*asked, cwd=self.path, environment=OWN).split()
         wanted = {f"refs/heads/{name}": commit for name, commit in branches.items()}
         lines = [f"delete {ref}" for ref in there if ref not in wanted]
         lines += [f"update {ref} {commit}" for ref, commit in wanted.items()]
-        run_git(["update-ref", "--stdin"], self.path, given=("\n".join(lines) + "\n").encode())
+        given = ("\n".join(lines) + "\n").encode()
+        run_git(["update-ref", "--stdin"], self.path, environment=OWN, given=given)
 
     def mailbox(self, commit: str, folder: Path) -> None:
         """The commit as ``git am`` takes it."""
         options = ["--no-signature", "--zero-commit", "--no-stat", "--no-renames", "--full-index", "--binary"]
-        run_git(["format-patch", "--quiet", "-1", *options, "-o", str(folder), commit], self.path)
+        command = ["format-patch", "--quiet", "-1", *options, "-o", str(folder), commit]
+        run_git(command, self.path, environment=OWN)

@@ -24,7 +24,7 @@ import yaml
 from rocm_overlay.errors import CheckFailed, OverlayError
 from rocm_overlay.export import PLACEHOLDER, REPOSITORY, Exported
 from rocm_overlay.export_plan import ExportPlan, load_plan
-from rocm_overlay.gittool import git_text, run_git
+from rocm_overlay.gittool import OWN, git_text, run_git
 from rocm_overlay.kernel_builds import linker_environment
 from rocm_overlay.plan import Sources
 from rocm_overlay.project import Project
@@ -78,13 +78,15 @@ def apply_mailboxes(repository: Path, patches: Sequence[Path], target: Path, bas
     Raises:
         CheckFailed: a patch does not apply.
     """
-    run_git(["clone", "--quiet", "--shared", "--branch", "base", str(repository), str(target)])
+    clone = ["clone", "--quiet", "--shared", "--branch", "base", str(repository), str(target)]
+    run_git(clone, environment=OWN)
     name, _, email = PLACEHOLDER.rpartition("<")
-    run_git(["config", "user.name", name.strip()], target)
-    run_git(["config", "user.email", email.rstrip(">")], target)
+    run_git(["config", "user.name", name.strip()], target, environment=OWN)
+    run_git(["config", "user.email", email.rstrip(">")], target, environment=OWN)
     for patch in patches:
         # The title's own brackets stay: only [PATCH] is the mailbox's.
-        status, printed = run_git(["am", "--keep-non-patch", str(patch)], target, good=range(256))
+        command = ["am", "--keep-non-patch", str(patch)]
+        status, printed = run_git(command, target, environment=OWN, good=range(256))
         if status:
             raise CheckFailed(
                 f"{patch.parent.name} does not apply to the pinned source",
@@ -217,6 +219,7 @@ def run_hooks(checkout: Path, paths: Sequence[str], home: Path, skip: Sequence[s
     present = [path for path in paths if (checkout / path).is_file()]
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith("GIT_")},
+        **OWN,
         "PRE_COMMIT_HOME": str(home.resolve()),
         "SKIP": ",".join(skip),
         "PYTHONPATH": "",
@@ -242,7 +245,9 @@ def run_hooks(checkout: Path, paths: Sequence[str], home: Path, skip: Sequence[s
         end = found[number + 1].start() if number + 1 < len(found) else len(done.stdout)
         detail = done.stdout[match.end() : end].strip() if match["state"] == "Failed" else match["why"] or ""
         results.append(HookResult(match["name"], match["state"], detail))
-    if changed := git_text("status", "--porcelain", cwd=checkout):
+    if changed := git_text(
+        "status", "--porcelain", "--untracked-files=normal", cwd=checkout, environment=OWN
+    ):
         results.append(HookResult("files as the hooks leave them", "Failed", changed))
     return results
 

@@ -16,11 +16,21 @@ CONTEXT_LINES = 2
 MARKER_SIZE = 7
 # What git writes at the start of a line for a conflict, the ancestor's part included.
 MARKERS = ("<" * MARKER_SIZE, "|" * MARKER_SIZE, ">" * MARKER_SIZE)
-# A user's settings must change neither a diff's form nor a merge.
+# A user's settings must change neither a diff's form nor a merge, nor what is read of a checkout.
 PLAIN = ("-c", "core.autocrlf=false", "-c", "core.quotePath=false", "-c", "diff.noprefix=false",
          "-c", "diff.mnemonicPrefix=false", "-c", "commit.gpgSign=false", "-c", "core.hooksPath=/dev/null",
          "-c", "core.attributesFile=/dev/null", "-c", "core.excludesFile=/dev/null", "-c", "gc.auto=0",
-         "-c", "core.fsmonitor=false", "-c", "advice.detachedHead=false")  # fmt: skip
+         "-c", "core.fsmonitor=false", "-c", "advice.detachedHead=false", "-c", "color.ui=false",
+         "-c", "log.showSignature=false", "-c", "i18n.logOutputEncoding=utf-8",
+         "-c", "i18n.commitEncoding=utf-8")  # fmt: skip
+# In repositories that this tool makes, and where there is none, no setting of the user or the machine holds:
+# what is made is the same for everybody. The user's own checkouts keep theirs (who is trusted, who commits).
+OWN: Mapping[str, str] = {
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_SYSTEM": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_ATTR_NOSYSTEM": "1",
+}
 
 
 def run_git(
@@ -66,9 +76,9 @@ def run_git(
     return done.returncode, done.stdout
 
 
-def git_text(*arguments: str, cwd: Path) -> str:
+def git_text(*arguments: str, cwd: Path, environment: Mapping[str, str] | None = None) -> str:
     """What git prints, without the last line's end."""
-    return run_git(arguments, cwd)[1].decode("utf-8").rstrip("\n")
+    return run_git(arguments, cwd, environment=environment)[1].decode("utf-8").rstrip("\n")
 
 
 def merge_texts(ours: str, base: str, theirs: str, labels: tuple[str, str, str]) -> tuple[str, int]:
@@ -96,7 +106,7 @@ def merge_texts(ours: str, base: str, theirs: str, labels: tuple[str, str, str])
             *map(str, paths),
         ]
         # The status is the number of conflicts, 127 at most; above it git failed.
-        status, merged = run_git(command, good=range(128))
+        status, merged = run_git(command, environment=OWN, good=range(128))
     return merged.decode("utf-8"), status
 
 
@@ -114,7 +124,7 @@ def diff_texts(old: str, new: str, path: str, context: int = CONTEXT_LINES) -> s
             target.parent.mkdir(parents=True)
             target.write_bytes(text.encode("utf-8"))
         command = ["diff", "--no-index", "--no-color", "--no-ext-diff", "--no-prefix", f"-U{context}"]
-        printed = run_git([*command, f"a/{path}", f"b/{path}"], Path(folder), good=(0, 1))[1]
+        printed = run_git([*command, f"a/{path}", f"b/{path}"], Path(folder), environment=OWN, good=(0, 1))[1]
     text = printed.decode("utf-8")
     start = text.find("--- ")
     return text[start:] if start >= 0 else ""
@@ -145,7 +155,7 @@ def find_renames(gone: Mapping[str, bytes], candidates: Mapping[str, Path]) -> d
             "--diff-filter=R",
             "-z",
         ]
-        printed = run_git([*command, "old", "new"], root, good=(0, 1))[1].decode("utf-8")
+        printed = run_git([*command, "old", "new"], root, environment=OWN, good=(0, 1))[1].decode("utf-8")
     words = printed.split("\0")
     found = {}
     for at, word in enumerate(words):

@@ -22,7 +22,7 @@ from rocm_overlay import contracts
 from rocm_overlay.carry import ByHand, Carried, Conflict, Work, carry
 from rocm_overlay.errors import CheckFailed, OverlayError
 from rocm_overlay.fetch import content_hash
-from rocm_overlay.gittool import git_text, run_git
+from rocm_overlay.gittool import OWN, git_text, run_git
 from rocm_overlay.kept import kept_problems, read_kept
 from rocm_overlay.plan import Sources
 from rocm_overlay.project import PIN_NAME, Project
@@ -123,7 +123,9 @@ class Session:
             shutil.rmtree(self.work, ignore_errors=True)
             self.work.mkdir(parents=True)
             self._step("clone")
-            run_git(["clone", "--quiet", "--no-hardlinks", str(self.project.root), str(self.repo.root)])
+            # A user's template may bring attributes with it.
+            options = ["--quiet", "--no-hardlinks", "--template="]
+            run_git(["clone", *options, str(self.project.root), str(self.repo.root)])
             self._step("state")
             self._write_state(State(start, target.as_json(), content=content_hash(Path(target.root))))
             return self._advance()
@@ -280,7 +282,8 @@ class Session:
 
     def _is_carried(self, state: State) -> bool:
         """Whether the clone's pin is the new one: it is written in one step with everything else."""
-        return run_git(["diff", "--quiet", state.start, "--", PIN_NAME], self.repo.root, good=(0, 1))[0] == 1
+        command = ["diff", "--quiet", state.start, "--", PIN_NAME]
+        return run_git(command, self.repo.root, environment=OWN, good=(0, 1))[0] == 1
 
     def _check(self, report: Report, state: State, target: Target) -> None:
         self._step("checks")
@@ -303,16 +306,16 @@ class Session:
     def _commit(self, report: Report, state: State) -> None:
         self._step("commit")
         root = self.repo.root
-        run_git(["add", "--all"], root)
-        if git_text("status", "--porcelain", cwd=root):
+        run_git(["add", "--all"], root, environment=OWN)
+        if git_text("status", "--porcelain", cwd=root, environment=OWN):
             name, email = (
                 git_text("config", f"user.{key}", cwd=self.project.root) for key in ("name", "email")
             )
-            identity = ["-c", f"user.name={name}", "-c", f"user.email={email}"]
-            run_git(
-                [*identity, "commit", "--quiet", "--file=-"], root, given=report.summary().encode("utf-8")
-            )
-        state.commit = git_text("rev-parse", "HEAD", cwd=root)
+            # A line that a check found may start with a # and is no comment.
+            command = ["-c", f"user.name={name}", "-c", f"user.email={email}", "commit", "--quiet",
+                       "--cleanup=whitespace", "--file=-"]  # fmt: skip
+            run_git(command, root, environment=OWN, given=report.summary().encode("utf-8"))
+        state.commit = git_text("rev-parse", "HEAD", cwd=root, environment=OWN)
 
     def _land(self, state: State) -> None:
         """Fast-forward the checkout; recorded before and undone by the next call where it does not end."""
@@ -332,7 +335,9 @@ class Session:
         self._write_state(state)
         self._step("fast-forward")
         try:
-            run_git(["merge", "--quiet", "--ff-only", state.commit], self.project.root)
+            run_git(
+                ["merge", "--quiet", "--ff-only", "--no-verify-signatures", state.commit], self.project.root
+            )
         except OverlayError:
             self._recover()
             raise
