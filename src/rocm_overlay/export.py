@@ -196,6 +196,13 @@ def source_of(project: Project) -> dict[str, object]:
 def _moment(project: Project) -> str:
     """The time that every commit carries: SOURCE_DATE_EPOCH, else the project's own last commit's."""
     if given := os.environ.get("SOURCE_DATE_EPOCH"):
+        if not re.fullmatch(r"[0-9]{1,10}", given):
+            raise OverlayError(
+                "SOURCE_DATE_EPOCH is no time",
+                seen=given,
+                wanted="whole seconds since 1970, as `git log -1 --format=%ct` prints them",
+                fix="correct it, or unset it for the time of the project's last commit",
+            )
         return f"{given} +0000"
     status, printed = run_git(["log", "-1", "--format=%ct"], project.root, good=(0, 128))
     return f"{printed.decode().strip() if status == 0 else 0} +0000"

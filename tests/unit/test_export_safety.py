@@ -309,6 +309,14 @@ def test_the_author_signs_off(project, base, tmp_path):
     assert "Signed-off-by: Ada Löve <ada@example.com>" in message and PLACEHOLDER not in message
 
 
+@pytest.mark.parametrize("given", ["yesterday", "-5", "1.5", "1 +0100", "99999999999"])
+def test_a_time_that_is_none_is_named_before_anything_is_made(project, base, tmp_path, monkeypatch, given):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", given)
+    with pytest.raises(OverlayError, match="SOURCE_DATE_EPOCH is no time"):
+        export(project, base, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 # --- what does not fit ---
 
 KERNEL, LAUNCH = "overlay/vllm/amd/ours/kernel.py", "def launch():\n    return 1\n"
