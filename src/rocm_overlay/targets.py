@@ -151,7 +151,13 @@ def _checkout(project: Project, name: str, folder: Path, commit: str) -> Target:
         packed = run_git(["archive", "--format=tar", found, "--", *present], folder)[1]
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             extract_all(archive, staging)
-        check_site(Path(staging), "TO")
+        if not (Path(staging) / "vllm" / "__init__.py").is_file():
+            raise OverlayError(
+                f"{name} holds no vllm package",
+                seen=f"commit {found[:12]} of {folder.resolve()}",
+                wanted="vllm/__init__.py in it",
+                fix="correct TO",
+            )
         target = Target("checkout", name, VllmPin("", found, "", ""), "")
         return _made(project, target, Path(staging))
 

@@ -209,3 +209,15 @@ def test_a_rebase_to_an_image_pins_it_by_digest(tmp_path):
     pin = Pin.load(Project(project.root).pin_file)
     assert pin.vllm.version == "1.3.0.dev7+gabc1234" and pin.vllm.sdist.endswith(".tar")
     assert {(one.reference, one.digest) for one in pin.images.values()} == {(REFERENCE, "sha256:" + "d" * 64)}
+
+
+@pytest.mark.parametrize("commit", ["", "@HEAD"])
+def test_a_checkout_without_the_package_is_named_as_it_was_given(project, tmp_path, commit):
+    write_files(tmp_path / "notes", {"thesis.txt": "all of it"})
+    git(tmp_path / "notes", "init", "--quiet")
+    git(tmp_path / "notes", "add", "--all")
+    git(tmp_path / "notes", "-c", "user.name=T", "-c", "user.email=t@x", "commit", "--quiet", "--message=x")
+    given = f"{tmp_path / 'notes'}{commit}"
+    with pytest.raises(OverlayError, match="holds no vllm package") as caught:
+        find_target(project, given)
+    assert given in caught.value.what and "rocm-overlay-checkout" not in caught.value.render()
