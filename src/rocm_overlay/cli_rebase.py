@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rocm_overlay.errors import EXIT_OK, CheckFailed, OverlayError
+from rocm_overlay.processes import interruptible
 from rocm_overlay.project import Project
 
 Subparsers = Any
@@ -68,7 +69,7 @@ def _export(arguments: argparse.Namespace) -> int:
     target = arguments.out or project.build / "export"
     if export.source_of(project)["changed"]:
         print("the checkout has changes that are in no commit: they are exported as well", file=sys.stderr)
-    with export.held(project):
+    with interruptible(), export.held(project):
         exported = export.export(project, base, target, arguments.author or export.PLACEHOLDER)
         rows = [
             (one.folder, one.commit[:12], len(one.paths), ", ".join(one.pull.depends)) for one in exported
@@ -107,7 +108,8 @@ def _rebase(arguments: argparse.Namespace) -> int:
     project = Project.find()
     if arguments.report:
         return _report(project, arguments.to)
-    report = _session(project).start(lambda: find_target(project, arguments.to))
+    with interruptible():
+        report = _session(project).start(lambda: find_target(project, arguments.to))
     print(report.markdown())
     return EXIT_OK
 
@@ -145,7 +147,8 @@ def _report(project: Project, to: str) -> int:
 
 
 def _continue(arguments: argparse.Namespace) -> int:
-    report = _session(Project.find()).go_on(arguments.accept, arguments.drop)
+    with interruptible():
+        report = _session(Project.find()).go_on(arguments.accept, arguments.drop)
     print(report.markdown())
     return EXIT_OK
 

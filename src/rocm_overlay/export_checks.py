@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from rocm_overlay.export_plan import ExportPlan, load_plan
 from rocm_overlay.gittool import OWN, git_text, run_git
 from rocm_overlay.kernel_builds import linker_environment
 from rocm_overlay.plan import Sources
+from rocm_overlay.processes import run_bound
 from rocm_overlay.project import Project
 from rocm_overlay.staging import staging_folder
 
@@ -145,7 +145,7 @@ def _run_command(checkout: Path, site: Path, words: Sequence[str], timeout: floa
     # What a kernel cache keeps must not be found by the next run; and kernels are linked by ROCm's lld.
     beside = checkout.parent / f"{checkout.name}-cache"
     environment |= {"VLLM_CACHE_ROOT": str(beside), **linker_environment(beside)}
-    done = subprocess.run(
+    done = run_bound(
         [sys.executable, *words[1:], *options],
         cwd=checkout, env=environment, text=True, capture_output=True, timeout=timeout, check=False,
     )  # fmt: skip
@@ -234,7 +234,7 @@ def run_hooks(checkout: Path, paths: Sequence[str], home: Path, skip: Sequence[s
         "--color",
         "never",
     ]
-    done = subprocess.run(
+    done = run_bound(
         [*command, "--files", *present],
         cwd=checkout, env=environment, text=True, capture_output=True, check=False,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from pathlib import Path
 from rocm_overlay.archives import extract_all
 from rocm_overlay.errors import OverlayError
 from rocm_overlay.pin import VllmPin
+from rocm_overlay.processes import run_bound
 from rocm_overlay.project import Project
 from rocm_overlay.staging import staging_folder
 
@@ -118,7 +119,7 @@ def _pip_download(version: str, staging: Path, sha256: str = "") -> Path:
     print(f"fetching {artefact.name} (once; kept in the cache)", file=sys.stderr)
     # A connection that drops is taken up where it was; a pip too old to know the variable ignores it.
     environment = {"PIP_RESUME_RETRIES": "5", **os.environ, "PYTHONPATH": str(backend.parent)}
-    done = subprocess.run(
+    done = run_bound(
         command, env=environment, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False
     )
     others = [one.name for one in staging.glob("vllm-*.tar.gz") if one != artefact]

@@ -170,7 +170,8 @@ class Session:
                 landed = False
             self._refuse_landed(landed)
             self._step("remove")
-            shutil.rmtree(self.work, ignore_errors=True)
+            if self.work.exists():
+                shutil.rmtree(self.work)
 
     def _refuse_lost(self, state: State) -> None:
         """Refuse to go on without the clone, or over another base than the one that it was started for."""
@@ -333,14 +334,14 @@ class Session:
         self._step("landing")
         state.phase = LANDING
         self._write_state(state)
-        self._step("fast-forward")
+        command = ["merge", "--quiet", "--ff-only", "--no-verify-signatures", state.commit]
         try:
-            run_git(
-                ["merge", "--quiet", "--ff-only", "--no-verify-signatures", state.commit], self.project.root
-            )
-        except OverlayError:
-            self._recover()
-            raise
+            self._step("fast-forward")
+            run_git(command, self.project.root)
+        except BaseException:
+            # An interrupt reaches git as well: before its files, in the middle of them, or when it had ended.
+            if not self._recover():
+                raise
 
     def _recover(self) -> bool:
         """End or undo a landing that was cut short; True where the rebase had in fact landed."""
@@ -422,6 +423,15 @@ class Session:
                 wanted="a clean checkout: a rebase ends in one commit",
                 fix="commit or stash them",
             )
+        if doing := _under_way(root):
+            raise OverlayError(
+                "git is in the middle of something else in the checkout",
+                seen=doing,
+                wanted="a checkout where nothing is under way: a rebase ends in one commit",
+                fix=f"end or abort it: git {doing} --continue or --abort"
+                if doing != "bisect"
+                else "git bisect reset",
+            )
         for key in ("name", "email"):
             if run_git(["config", f"user.{key}"], root, good=(0, 1))[0]:
                 raise OverlayError(
@@ -475,6 +485,24 @@ class Session:
 
 def _changes(root: Path) -> str:
     return git_text("status", "--porcelain", "--untracked-files=no", cwd=root)
+
+
+# The file or folder that git keeps while a command of its own waits, and that command.
+GIT_KEEPS = {
+    "MERGE_HEAD": "merge",
+    "CHERRY_PICK_HEAD": "cherry-pick",
+    "REVERT_HEAD": "revert",
+    "rebase-merge": "rebase",
+    "rebase-apply/applying": "am",
+    "rebase-apply": "rebase",
+    "BISECT_LOG": "bisect",
+}
+
+
+def _under_way(root: Path) -> str:
+    """The command of git that waits in a checkout; '' where none does."""
+    folder = Path(git_text("rev-parse", "--absolute-git-dir", cwd=root))
+    return next((command for name, command in GIT_KEEPS.items() if (folder / name).exists()), "")
 
 
 def _refuse_blocked(root: Path, start: str, commit: str) -> None:

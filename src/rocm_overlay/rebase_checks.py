@@ -17,6 +17,7 @@ from rocm_overlay.contract_checks import FAKE_PLATFORM, check_by_import, write_c
 from rocm_overlay.install import verify
 from rocm_overlay.overlay import module_name
 from rocm_overlay.plan import REMOVED, Sources
+from rocm_overlay.processes import run_bound
 from rocm_overlay.project import Project
 from rocm_overlay.rebase_report import Finding
 from rocm_overlay.targets import Target
@@ -147,9 +148,7 @@ class Checks:
             **self.environment,
         }
         command = [sys.executable, *arguments]
-        return subprocess.run(
-            command, cwd=repo.root, env=environment, text=True, capture_output=True, check=False
-        )
+        return run_bound(command, cwd=repo.root, env=environment, text=True, capture_output=True, check=False)
 
 
 def modules_of(sources: Sources) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocm_overlay.errors import OverlayError
+from rocm_overlay.processes import run_bound
+from rocm_overlay.staging import staging_folder
 
 WIDTH = 88
 SPDX = "# SPDX-License-Identifier: Apache-2.0"
@@ -72,14 +75,19 @@ def obtain_ruff(base: Path, tools: Path) -> Ruff:
     version = ruff_version((base / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
     target = tools / f"ruff-{version}"
     if not (target / "bin" / "ruff").is_file():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
-        done = subprocess.run([*command, f"ruff=={version}"], text=True, capture_output=True, check=False)
-        if done.returncode:
-            raise OverlayError(
-                f"ruff {version}, which the base's pre-commit configuration names, cannot be installed",
-                seen=(done.stderr.strip().splitlines() or ["no message"])[-1],
-                fix="check the network and pip's configuration",
-            )
+        tools.mkdir(parents=True, exist_ok=True)
+        with staging_folder(tools, "ruff") as staging:
+            fresh = staging / target.name
+            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(fresh)]
+            done = run_bound([*command, f"ruff=={version}"], text=True, capture_output=True, check=False)
+            if done.returncode:
+                raise OverlayError(
+                    f"ruff {version}, which the base's pre-commit configuration names, cannot be installed",
+                    seen=(done.stderr.strip().splitlines() or ["no message"])[-1],
+                    fix="check the network and pip's configuration",
+                )
+            shutil.rmtree(target, ignore_errors=True)
+            fresh.rename(target)
     return Ruff((str(target / "bin" / "ruff"),), base / "pyproject.toml")
 
 

@@ -4,7 +4,6 @@
 import errno
 import io
 import os
-import subprocess
 import tarfile
 from types import SimpleNamespace
 
@@ -51,7 +50,7 @@ def no_network(monkeypatch):
         calls.append(command)
         return SimpleNamespace(returncode=1, stderr="ERROR: No matching distribution found for vllm==1.2.3\n")
 
-    monkeypatch.setattr(fetch, "subprocess", SimpleNamespace(run=run, PIPE=subprocess.PIPE))
+    monkeypatch.setattr(fetch, "run_bound", run)
     return calls
 
 

@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shlex
-import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from rocm_overlay.measure.records import ResultSet, keep_launches
 from rocm_overlay.measure.session import Arm, Bench, Half, Session
 from rocm_overlay.measure.trace import read_trace
 from rocm_overlay.measure.workload import load_profile, recipe_hash
+from rocm_overlay.processes import interruptible
 from rocm_overlay.project import Project
 from rocm_overlay.recipe import Recipe, check_plain, load, parse_yaml
 from rocm_overlay.textio import read_text
@@ -175,22 +174,6 @@ def run(arguments: argparse.Namespace) -> int:
         return EXIT_OK
     print("not proved:", *(f"  {line}" for line in failed), sep="\n", file=sys.stderr)
     return EXIT_FAILED_CHECK
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Have SIGTERM end the block as an interrupt does, and SIGINT too where the shell had it ignored.
-
-    A container's end is a SIGTERM, and a job of a script starts with SIGINT ignored: both would leave
-    servers and client behind.
-    """
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def plan_table(session: Session) -> str:
