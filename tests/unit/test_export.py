@@ -198,6 +198,15 @@ def test_upstreams_ruff_has_nothing_to_say_of_our_files(ruff, tmp_path):
         assert done.returncode == 0 or "I001" in done.stdout, done.stdout + done.stderr
 
 
+def test_our_documents_in_the_overlay_are_in_upstreams_form():
+    """They go as they are, so that upstream's copy is known again."""
+    documents = [one for one in Sources.load(PROJECT).overlay.files if one.path.endswith(".md")]
+    assert documents
+    for one in documents:
+        text = one.content.decode()
+        assert upstream_style.upstream_markdown(text) == text, one.path
+
+
 def test_the_version_of_ruff_is_the_pinned_sources(ruff):
     assert (
         ruff.run(PROJECT.root, "--version")

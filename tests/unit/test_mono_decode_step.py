@@ -54,18 +54,22 @@ class Recorder:
         return ("ffn",)
 
 
-class FfnRecorder(Recorder):
-    """Our FFN launch that keeps what it was called with; it knows its picks from its build."""
+class OwnRecorder(Recorder):
+    """A launch of ours: it knows its layers, and its memory is made beforehand."""
 
     def __init__(self, build: mono_decode.KernelBuild, layers: tuple[str, ...]) -> None:
         super().__init__(build)
         self.layers, self.prepare = layers, self.scratch
 
+
+class FfnRecorder(OwnRecorder):
+    """Our FFN launch that keeps what it was called with; it knows its picks from its build."""
+
     def __call__(self, weights: Any, *inputs: Any) -> tuple[str]:
         return self.ffn(weights, *inputs, topk=self.build.routing.picks)
 
 
-class WholeRecorder(FfnRecorder):
+class WholeRecorder(OwnRecorder):
     """Our whole layers, recorded as the base's kernels are called."""
 
     def __call__(self, weights: Any, inputs: Any, keys: Any, **options: Any) -> tuple[str]:
@@ -90,8 +94,8 @@ def opened(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:  # noqa
         return made
 
     def open_whole(build: mono_decode.KernelBuild, layers: tuple[str, ...]) -> WholeRecorder:
-        kernels.append(WholeRecorder(build, layers))
-        return kernels[-1]
+        kernels.append(made := WholeRecorder(build, layers))
+        return made
 
     monkeypatch.setattr(mono_decode, "_open_kernels", open_kernels)
     monkeypatch.setattr(mono_decode, "_open_whole", open_whole)

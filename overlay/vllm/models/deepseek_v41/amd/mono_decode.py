@@ -170,14 +170,22 @@ class OwnKernels:
         post_mix: Tensor,
         res_mix: Tensor,
         pre_mix: Tensor,
-        *keys: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        window_cache: Tensor,
+        window_indices: Tensor,
+        window_lens: Tensor,
+        requests: Tensor,
         fold: bool = True,
         topk_indices: Tensor | None = None,
         comp_cache: Tensor | None = None,
         comp_block_table: Tensor | None = None,
         select: Callable[[Tensor, Tensor], None] | None = None,
     ) -> tuple[Tensor, ...]:
-        read = Keys(*keys, topk_indices, comp_cache, comp_block_table)
+        read = Keys(
+            positions, slots, window_cache, window_indices, window_lens, requests,
+            topk_indices, comp_cache, comp_block_table,
+        )  # fmt: skip
         inputs = (x, residual, post_mix, res_mix, pre_mix)
         return self._whole(weights, inputs, read, fold=fold, select=select)
 

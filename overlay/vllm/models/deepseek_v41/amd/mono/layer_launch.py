@@ -307,7 +307,7 @@ class LayerLaunch:
         front, back = FrontGeometry(*shape), BackGeometry(*shape)
         # Both kernels first: no rank launches, and waits, while another still compiles.
         kernels = makers.front(front), makers.back(back)
-        halves = [
+        front_half, back_half = [
             self._half(kernel, *sizes, fail_stop, rows)
             for kernel, sizes, fail_stop in zip(
                 kernels,
@@ -316,7 +316,7 @@ class LayerLaunch:
                 strict=True,
             )
         ]
-        self._widths[rows] = LayerWidth(*halves, *self._middle(rows, back.heads))
+        self._widths[rows] = LayerWidth(front_half, back_half, *self._middle(rows, back.heads))
 
     def _half(self, kernel: Kernel, workspace: int, symmetric: int, fail_stop: FailStop, rows: int) -> Half:
         d = self.deployment
