@@ -29,6 +29,7 @@ from rocm_overlay.plan import Sources
 from rocm_overlay.processes import run_bound
 from rocm_overlay.project import Project
 from rocm_overlay.staging import staging_folder
+from rocm_overlay.tree import write_metadata
 
 # Of a hook in somebody's repository: the package that has its tool, from the index of its language, by the
 # repository's name and the tag without its v, and the hook as that repository declares it.
@@ -93,12 +94,12 @@ def apply_mailboxes(repository: Path, patches: Sequence[Path], target: Path, bas
                 seen=printed.decode("utf-8", "replace").strip()[-400:],
                 wanted="a clean git am",
             )
-    version = (base / "vllm" / "_version.py").read_text(encoding="utf-8")
-    (target / "vllm" / "_version.py").write_text(version, encoding="utf-8")
-    match = re.search(r"__version__ = version = '([^']+)'", version)
-    info = target / f"vllm-{match[1] if match else '0'}.dist-info"
-    info.mkdir()
-    shutil.copy(base / "PKG-INFO", info / "METADATA")
+    own = base / "vllm" / "_version.py"
+    match = None
+    if own.is_file():
+        shutil.copyfile(own, target / "vllm" / "_version.py")
+        match = re.search(r"__version__ = version = '([^']+)'", own.read_text(encoding="utf-8"))
+    write_metadata(base, target, match[1] if match else "0")
     # What an install adds is nobody's change.
     (target / ".git" / "info" / "exclude").write_text("/vllm-*.dist-info/\n", encoding="utf-8")
     return target

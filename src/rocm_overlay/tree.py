@@ -30,17 +30,32 @@ def build_tree(sources: Sources, base: Path, target: Path, allow_drift: Collecti
     with staging_folder(target.parent, "tree") as staging:
         fresh = staging / "tree"
         shutil.copytree(base / "vllm", fresh / "vllm", ignore=shutil.ignore_patterns("__pycache__"))
-        # vLLM asks for its own distribution's metadata in places; a laid tree is found like an install.
-        info = fresh / f"vllm-{sources.pin.vllm.version}.dist-info"
-        info.mkdir()
-        if (base / "PKG-INFO").is_file():
-            shutil.copy(base / "PKG-INFO", info / "METADATA")
+        write_metadata(base, fresh, sources.pin.vllm.version)
         plan = lay(sources, fresh, reference=sources.pin.vllm.sdist, allow_drift=allow_drift)
         assert plan is not None, "a fresh copy holds no manifest"
         if target.exists():
             shutil.rmtree(target)
         fresh.replace(target)
     return plan
+
+
+def write_metadata(base: Path, site: Path, version: str) -> None:
+    """Have a package be found like an install: vLLM asks for its version, and without one keeps no Triton.
+
+    Args:
+        base: the unpacked source; what it says of itself (PKG-INFO) is taken. A checkout's and an image's
+            files say nothing.
+        site: the folder that holds vllm/.
+        version: the pinned version.
+    """
+    info = site / f"vllm-{version}.dist-info"
+    info.mkdir()
+    if (base / "PKG-INFO").is_file():
+        shutil.copy(base / "PKG-INFO", info / "METADATA")
+    else:
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n", encoding="utf-8"
+        )
 
 
 def _check_ours(target: Path) -> None:

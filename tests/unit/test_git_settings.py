@@ -121,7 +121,7 @@ def test_an_export_is_the_same_to_the_byte_whatever_is_set(project, tmp_path, ho
 
 
 def test_what_is_exported_applies_whatever_is_set(project, tmp_path, hostile):
-    base = make_base(tmp_path / "base", {**UPSTREAM, "PKG-INFO": "Name: vllm\nVersion: 1.2.3\n"})
+    base = make_base(tmp_path / "base", UPSTREAM)
     exported = export(project, base, tmp_path / "out")
     hostile()
     patches = sorted((tmp_path / "out").glob("*/*.patch"))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The laid tree is a copy of the base; nothing else is ever replaced by it."""
 
+import importlib.metadata
+
 import pytest
 
 from rocm_overlay.errors import CheckFailed, OverlayError
@@ -56,4 +58,13 @@ def test_a_failed_lay_leaves_the_older_tree(sources, tmp_path):
     with pytest.raises(CheckFailed):
         build_tree(sources, drifted, tmp_path / "tree")
     assert snapshot(tmp_path / "tree") == before
-    assert not list(tmp_path.glob(".tree-*"))
+    assert not list(tmp_path.glob(".rocm-overlay-*"))
+
+
+@pytest.mark.parametrize("said", [None, "Metadata-Version: 2.1\nName: vllm\nVersion: 1.2.3\n"])
+def test_a_laid_tree_has_a_version_also_of_a_base_that_says_none(sources, tmp_path, said):
+    """A checkout and an image's package have no PKG-INFO; without a version vLLM drops Triton."""
+    base = make_base(tmp_path / "base", {"PKG-INFO": said} if said else {})
+    build_tree(sources, base, tmp_path / "tree")
+    (found,) = importlib.metadata.distributions(name="vllm", path=[str(tmp_path / "tree")])
+    assert found.version == "1.2.3"
