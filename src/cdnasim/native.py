@@ -2,7 +2,8 @@
 """Builds the execution core at first use and calls it through ctypes.
 
 The shared library is cached by a hash of the sources, the compiler and the host's instruction set in
-``$CDNASIM_CACHE`` (default ``~/.cache/cdnasim``), never in the source tree.
+``$CDNASIM_CACHE`` (default ``~/.cache/cdnasim``), never in the source tree. It is compiled for the host
+(``$CDNASIM_MARCH``, default ``native``); where that has no AVX-512, portable code does the same more slowly.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CORE = Path(__file__).parent / "core"
 FLAGS = [
     "-std=c++20",
     "-O3",
-    "-march=native",
+    f"-march={os.environ.get('CDNASIM_MARCH', 'native')}",
     "-mprefer-vector-width=512",
     "-ffp-contract=off",
     "-fno-math-errno",

@@ -98,6 +98,82 @@ inline void blend(uint32_t* d, const uint32_t* r, uint64_t mask) {
 #endif
 }
 
+// Lane by lane, b where the bit of ``sel`` is set, else a. ``r`` may be one of them.
+inline void choose_lanes(uint32_t* r, const uint32_t* a, const uint32_t* b, uint64_t sel) {
+#if defined(__AVX512F__)
+  for (int q = 0; q < 4; ++q)
+    _mm512_storeu_si512(r + 16 * q, _mm512_mask_loadu_epi32(_mm512_loadu_si512(a + 16 * q), __mmask16(sel >> (16 * q)), b + 16 * q));
+#else
+  for (int l = 0; l < LANES; ++l) r[l] = sel >> l & 1 ? b[l] : a[l];
+#endif
+}
+
+// 1 in the lanes whose bit is set, 0 in the others.
+inline void spread_bits(uint64_t bits, uint32_t* out) {
+#if defined(__AVX512F__)
+  for (int q = 0; q < 4; ++q) _mm512_storeu_si512(out + 16 * q, _mm512_maskz_set1_epi32(__mmask16(bits >> (16 * q)), 1));
+#else
+  for (int l = 0; l < LANES; ++l) out[l] = bits >> l & 1;
+#endif
+}
+
+// Four dwords a lane, at ``at(lane)``, to and from four registers.
+#if defined(__AVX512F__)
+// Sixteen lanes: lane 4 s + j is the part s of row j, and becomes the dword 4 s + j of each register (or back).
+inline void transpose_quads(__m512i* x) {
+  const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
+  const __m512i c = _mm512_unpacklo_epi32(x[2], x[3]), d = _mm512_unpackhi_epi32(x[2], x[3]);
+  x[0] = _mm512_unpacklo_epi64(a, c);
+  x[1] = _mm512_unpackhi_epi64(a, c);
+  x[2] = _mm512_unpacklo_epi64(b, d);
+  x[3] = _mm512_unpackhi_epi64(b, d);
+}
+#endif
+template <class At>
+inline void load_quads(At at, uint32_t (*r)[LANES]) {
+#if defined(__AVX512F__)
+  for (int l = 0; l < LANES; l += 16) {
+    const auto quad = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at(l + i))); };
+    __m512i x[4];
+    for (int j = 0; j < 4; ++j) {
+      x[j] = _mm512_castsi128_si512(quad(j));
+      x[j] = _mm512_inserti32x4(x[j], quad(4 + j), 1);
+      x[j] = _mm512_inserti32x4(x[j], quad(8 + j), 2);
+      x[j] = _mm512_inserti32x4(x[j], quad(12 + j), 3);
+    }
+    transpose_quads(x);
+    for (int q = 0; q < 4; ++q) _mm512_storeu_si512(r[q] + l, x[q]);
+  }
+#else
+  for (int l = 0; l < LANES; ++l) {
+    uint32_t got[4];
+    std::memcpy(got, at(l), 16);
+    for (int q = 0; q < 4; ++q) r[q][l] = got[q];
+  }
+#endif
+}
+template <class At>
+inline void store_quads(const uint32_t* const* d, At at) {
+#if defined(__AVX512F__)
+  for (int l = 0; l < LANES; l += 16) {
+    __m512i x[4];
+    for (int q = 0; q < 4; ++q) x[q] = _mm512_loadu_si512(d[q] + l);
+    transpose_quads(x);
+    const auto put = [&](int i, __m128i quad) { _mm_storeu_si128(reinterpret_cast<__m128i*>(at(l + i)), quad); };
+    // In the order of the lanes: two may have one place.
+    for (int j = 0; j < 4; ++j) put(j, _mm512_castsi512_si128(x[j]));
+    for (int j = 0; j < 4; ++j) put(4 + j, _mm512_extracti32x4_epi32(x[j], 1));
+    for (int j = 0; j < 4; ++j) put(8 + j, _mm512_extracti32x4_epi32(x[j], 2));
+    for (int j = 0; j < 4; ++j) put(12 + j, _mm512_extracti32x4_epi32(x[j], 3));
+  }
+#else
+  for (int l = 0; l < LANES; ++l) {
+    const uint32_t x[4] = {d[0][l], d[1][l], d[2][l], d[3][l]};
+    std::memcpy(at(l), x, 16);
+  }
+#endif
+}
+
 // A bit a lane of which the flag is set.
 inline uint64_t lane_bits(const uint8_t* flag) {
 #if defined(__AVX512BW__)

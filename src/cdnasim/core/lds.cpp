@@ -22,7 +22,8 @@ inline u32 place(Wave& w, u32 addr, u32 bytes, u32 align) {
   return addr;
 }
 
-// Where the lanes of one access go: the addresses are inside LDS and aligned, or this threw.
+// Where the lanes of one access go: the addresses are inside LDS and aligned, or this threw. A lane that is off has
+// the address of one that is on.
 struct Places {
   u32 addr[LANES];
   u64 exec;
@@ -33,12 +34,17 @@ struct Places {
 Places places(Wave& w, const u32* a, u32 offset, u32 bytes, u32 align) {
   Places p;
   p.exec = w.exec();
-  u32 low = 0, step = 0, top = 0;
+  u32 low = 0, step = 0, top = 0, same[LANES];
+  if (p.exec && ~p.exec) {
+    for (int l = 0; l < LANES; ++l) same[l] = a[__builtin_ctzll(p.exec)];
+    choose_lanes(same, same, a, p.exec);
+    a = same;
+  }
   for (int l = 0; l < LANES; ++l) {
-    const u32 x = a[l] + offset, on = p.exec >> l & 1 ? ~0u : 0;
+    const u32 x = a[l] + offset;
     p.addr[l] = x;
-    low |= x & on;
-    top = std::max(top, x & on);
+    low |= x;
+    top = std::max(top, x);
     step |= x ^ (a[0] + offset + u32(l) * bytes);
   }
   p.row = !step && !~p.exec;
@@ -55,6 +61,7 @@ void check(Wave& w, const Places& p) {
   Workgroup& g = *w.wg;
   if (!g.lds_wtag) return;
   constexpr int WORDS = BYTES < 4 || BYTES == 12 ? 1 : BYTES / 4;
+  if (!p.exec) return;
   const u32 mine = lds_tag(w);
   const auto one = [&]<int N>(u32 addr) {
     u32 *const wt = g.lds_wtag + addr / 4, *const rt = g.lds_rtag + addr / 4;
@@ -68,9 +75,16 @@ void check(Wave& w, const Places& p) {
     return;
   }
   const bool quick = p.dwords && BYTES >= 4 && BYTES != 12;
-  for (u64 left = p.exec; left; left &= left - 1) {
-    const u32 addr = p.addr[__builtin_ctzll(left)];
-    if (!quick || !one.template operator()<WORDS>(addr)) lds_note(w, addr, BYTES, WRITE);
+  constexpr int STEP = 16 / WORDS;  // lanes at once
+  u32 dword[LANES];
+  for (int l = 0; l < LANES; ++l) dword[l] = p.addr[l] / 4;
+  for (int l0 = 0; l0 < LANES; l0 += STEP) {
+    const u64 on = p.exec >> l0 & ((1ull << STEP) - 1);
+    if (!on || (quick && lds_quick_lanes<WORDS, WRITE>(g.lds_wtag, g.lds_rtag, dword + l0, mine))) continue;
+    for (u64 left = on; left; left &= left - 1) {
+      const u32 addr = p.addr[l0 + __builtin_ctzll(left)];
+      if (!quick || !one.template operator()<WORDS>(addr)) lds_note(w, addr, BYTES, WRITE);
+    }
   }
 }
 
@@ -134,6 +148,8 @@ void fetch_dwords(const Workgroup& g, const Places& p, u32 (*r)[LANES]) {
   if constexpr (WORDS == 1) {
     if (p.row) { std::memcpy(r[0], g.lds + p.addr[0], 4 * LANES); return; }
   }
+  if (!p.exec) return;
+  if constexpr (WORDS == 4) return load_quads([&](int l) { return g.lds + p.addr[l]; }, r);
   for (u64 left = p.exec; left; left &= left - 1) {
     const int l = __builtin_ctzll(left);
     u32 got[WORDS];
@@ -199,6 +215,8 @@ void store_data(Wave& w, const Inst& I, int data, const Places& p) {
   if constexpr (BYTES == 4) {
     if (p.row) { std::memcpy(w.wg->lds + p.addr[0], d[0], 4 * LANES); return; }
   }
+  if constexpr (WORDS == 4)
+    if (!~p.exec) return store_quads(d, [&](int l) { return w.wg->lds + p.addr[l]; });
   for (u64 left = p.exec; left; left &= left - 1) {
     const int l = __builtin_ctzll(left);
     u32 x[WORDS];

@@ -2,6 +2,7 @@
 // The machine: memory, checks, counters, the memory model and the scheduler's data.
 #pragma once
 
+#include <algorithm>
 #include <random>
 #include <unordered_map>
 
@@ -92,6 +93,60 @@ struct Deferred {
   uint8_t data[16];
 };
 
+// A rank's deferred dwords, by address / 4: open addressing, emptied often.
+class Overlay {
+ public:
+  // Whether a dword of one of the lanes may be here: by 128-byte lines, of which several share a bit.
+  bool may_hold(const uint64_t* addr, uint64_t mask, uint32_t bytes) const {
+    if (used.empty()) return false;
+    for (; mask; mask &= mask - 1) {
+      const uint64_t first = addr[__builtin_ctzll(mask)], last = first + bytes - 1;
+      if (line_bits[line(first) / 64] >> (line(first) % 64) & 1 || line_bits[line(last) / 64] >> (line(last) % 64) & 1) return true;
+    }
+    return false;
+  }
+  const uint32_t* find(uint64_t key) const {
+    if (used.empty()) return nullptr;
+    const size_t i = place(key);
+    return slots[i].key == key ? &slots[i].value : nullptr;
+  }
+  void put(uint64_t key, uint32_t value) {
+    if (2 * used.size() >= slots.size()) grow();
+    const size_t i = place(key);
+    if (slots[i].key != key) used.push_back(i);
+    slots[i] = {key, value};
+    line_bits[line(4 * key) / 64] |= 1ull << (line(4 * key) % 64);
+  }
+  void clear() {
+    if (used.empty()) return;
+    for (size_t i : used) slots[i].key = NONE;
+    used.clear();
+    std::memset(line_bits, 0, sizeof line_bits);
+  }
+
+ private:
+  static constexpr uint64_t NONE = ~0ull;
+  struct Slot { uint64_t key = NONE; uint32_t value = 0; };
+  static size_t line(uint64_t addr) { return (addr >> 7) * 0x9e3779b97f4a7c15ull >> 52; }
+  size_t place(uint64_t key) const {  // where the key is, or would be
+    size_t i = key * 0x9e3779b97f4a7c15ull >> 20 & (slots.size() - 1);
+    while (slots[i].key != key && slots[i].key != NONE) i = (i + 1) & (slots.size() - 1);
+    return i;
+  }
+  void grow() {
+    std::vector<Slot> old(std::max<size_t>(1024, 2 * slots.size()));
+    old.swap(slots);
+    for (size_t& i : used) {
+      const Slot s = old[i];
+      i = place(s.key);
+      slots[i] = s;
+    }
+  }
+  std::vector<Slot> slots;
+  std::vector<size_t> used;
+  uint64_t line_bits[64] = {};
+};
+
 // A rank's part of the machine: all that its waves change while the ranks run side by side.
 struct Rank {
   struct Machine* m = nullptr;
@@ -109,7 +164,7 @@ struct Rank {
   size_t at = 0;                // in queue
   std::unordered_map<uint64_t, Handoff> handoffs;  // by address / 8
   std::vector<Deferred> deferred;
-  std::unordered_map<uint64_t, uint32_t> overlay;  // this rank's deferred dwords, by address / 4
+  Overlay overlay;
   std::vector<std::pair<std::string, std::string>> warnings;  // (kind and line, text)
   std::vector<Span> spans;
   std::string error;

@@ -142,6 +142,37 @@ Extent extent(const uint64_t* addr, uint64_t mask) {
 #endif
 }
 
+// The lines of lanes that lie in one allocation, none across two lines: false, and nothing done, where some do.
+bool touch_lanes(Allocation& a, const uint64_t* addr, uint64_t mask, uint32_t bytes) {
+  if (bytes & (bytes - 1)) return false;
+#if defined(__AVX512F__)
+  const __m512i base = _mm512_set1_epi64(int64_t(a.base));
+  __m512i before = _mm512_setzero_si512(), apart = before, line[LANES / 8];
+  for (int i = 0; i < LANES; i += 8) {
+    const __m512i offset = _mm512_sub_epi64(_mm512_loadu_si512(addr + i), base);
+    apart = _mm512_mask_or_epi64(apart, __mmask8(mask >> i), apart, offset);
+    line[i / 8] = _mm512_srli_epi64(offset, 6);
+  }
+  if (uint64_t(_mm512_reduce_or_epi64(apart)) & (bytes - 1)) return false;
+  uint64_t changes = 0;  // lanes whose line is another than that of the lane before them
+  for (int i = 0; i < LANES; i += 8) {
+    const __m512i previous = _mm512_alignr_epi64(line[i / 8], before, 7);
+    changes |= uint64_t(_mm512_cmpneq_epi64_mask(line[i / 8], previous)) << i;
+    before = line[i / 8];
+  }
+  changes = (changes | ~(mask << 1)) & mask;
+#else
+  for (int l = 0; l < LANES; ++l)
+    if ((mask >> l & 1) && ((addr[l] - a.base) & (bytes - 1))) return false;
+  const uint64_t changes = mask;
+#endif
+  for (uint64_t left = changes; left; left &= left - 1) {
+    const uint64_t q = (addr[__builtin_ctzll(left)] - a.base) >> 6;
+    set_bits(a, a.touched[q >> 6], 1ull << (q & 63));
+  }
+  return true;
+}
+
 }  // namespace
 
 bool check_access(Wave& w, const Inst& I, const uint64_t* addr, uint64_t mask, uint32_t bytes, bool store, int align) {
@@ -162,7 +193,8 @@ bool check_access(Wave& w, const Inst& I, const uint64_t* addr, uint64_t mask, u
   if (!one || !a->written.empty() || m.count_traffic) {
     uint64_t apart = ~mask;
     for (int l = 0; l < LANES; ++l) apart |= addr[l] ^ (lo + uint64_t(l) * bytes);
-    if (one && !apart) account(w, *a, 0, lo, uint64_t(bytes) * LANES, bytes, store);
+    if (one && a->written.empty() && touch_lanes(*a, addr, mask, bytes)) apart = 0;
+    else if (one && !apart) account(w, *a, 0, lo, uint64_t(bytes) * LANES, bytes, store);
     // Lanes that follow each other, or read the same place, are accounted for together.
     for (uint64_t left = one && !apart ? 0 : mask; left;) {
       const int l = __builtin_ctzll(left);
@@ -221,12 +253,11 @@ void peer_store(Wave& w, uint64_t addr, const void* data, uint32_t bytes, bool h
   r.deferred.push_back(d);
   for (uint64_t q = addr & ~3ull; q < addr + bytes; q += 4) {
     uint32_t word;
-    const auto it = r.overlay.find(q >> 2);
-    if (it != r.overlay.end()) word = it->second;
+    if (const uint32_t* mine = r.overlay.find(q >> 2)) word = *mine;
     else std::memcpy(&word, reinterpret_cast<void*>(q), 4);
     for (uint64_t i = std::max(q, addr); i < std::min(q + 4, addr + bytes); ++i)
       reinterpret_cast<uint8_t*>(&word)[i - q] = d.data[i - addr];
-    r.overlay[q >> 2] = word;
+    r.overlay.put(q >> 2, word);
   }
   w.peer_round = w.m->round;
   r.progress_clock = r.clock;
@@ -236,10 +267,10 @@ void peer_store(Wave& w, uint64_t addr, const void* data, uint32_t bytes, bool h
 void peer_load(Wave& w, uint64_t addr, uint32_t bytes, void* out) {
   std::memcpy(out, reinterpret_cast<void*>(addr), bytes);
   for (uint64_t q = addr & ~3ull; q < addr + bytes; q += 4) {
-    const auto it = w.r->overlay.find(q >> 2);
-    if (it == w.r->overlay.end()) continue;
+    const uint32_t* mine = w.r->overlay.find(q >> 2);
+    if (!mine) continue;
     for (uint64_t i = std::max(q, addr); i < std::min(q + 4, addr + bytes); ++i)
-      static_cast<uint8_t*>(out)[i - addr] = reinterpret_cast<const uint8_t*>(&it->second)[i - q];
+      static_cast<uint8_t*>(out)[i - addr] = reinterpret_cast<const uint8_t*>(mine)[i - q];
   }
 }
 

@@ -5,8 +5,6 @@
 //
 // Products are exact; the order and the width in which hardware adds them is not documented. Here a sum of
 // products is formed in f32 (per block of 32 for the scaled forms), and the accumulator is added to it last.
-#include <array>
-
 #include "fetch.h"
 
 namespace cdna {
@@ -85,7 +83,11 @@ void refuse_broadcast(Wave& w, const Inst& I) {
   if (I.cbsz | I.abid | I.blgp) fail(w, "cbsz / abid / blgp of this MFMA is not modelled");
 }
 
-// ---- elements of a plain operand: unpack(word array of a lane, element) -> float
+// ---- elements of a plain operand: M lanes' element ``e`` of a register each
+template <int M, class T>
+inline void unpack(const u32* lanes, int e, float* out) {
+  for (int i = 0; i < M; ++i) out[i] = T::get(lanes[i], e);
+}
 struct Bf16 { static constexpr bool exact = true; static constexpr int per_word = 2; static float get(u32 x, int e) { return bf16_to_f32(u16(x >> (16 * e))); } };
 struct Half { static constexpr bool exact = true; static constexpr int per_word = 2; static float get(u32 x, int e) { return f16_to_f32(u16(x >> (16 * e))); } };
 struct Single { static constexpr bool exact = false; static constexpr int per_word = 1; static float get(u32 x, int) { return as_f32(x); } };
@@ -94,52 +96,98 @@ template <int M, int K, class T>
 void mfma_f32(Wave& w, const Inst& I) {
   refuse_broadcast(w, I);
   constexpr int GROUPS = LANES / M, PER_LANE = K / GROUPS, WORDS = PER_LANE / T::per_word;
-  float at[K * M], bt[K * M], out[M * M];
+  float t[2][K * M], out[M * M];
   u32 tmp[LANES];
-  for (int q = 0; q < WORDS; ++q) {
-    const u32* pa = register_lanes(w, I, 1, q, tmp);
-    for (int l = 0; l < LANES; ++l)
-      for (int e = 0; e < T::per_word; ++e) at[((l / M) * PER_LANE + q * T::per_word + e) * M + l % M] = T::get(pa[l], e);
-    const u32* pb = register_lanes(w, I, 2, q, tmp);
-    for (int l = 0; l < LANES; ++l)
-      for (int e = 0; e < T::per_word; ++e) bt[((l / M) * PER_LANE + q * T::per_word + e) * M + l % M] = T::get(pb[l], e);
-  }
-  multiply<M, T::exact>(at, bt, K, out);
+  for (int side = 0; side < 2; ++side)
+    for (int q = 0; q < WORDS; ++q) {
+      const u32* p = register_lanes(w, I, 1 + side, q, tmp);
+      for (int g = 0; g < GROUPS; ++g)
+        for (int e = 0; e < T::per_word; ++e) unpack<M, T>(p + g * M, e, t[side] + (g * PER_LANE + q * T::per_word + e) * M);
+    }
+  multiply<M, T::exact>(t[0], t[1], K, out);
   accumulate<M>(w, I, out);
 }
 
-// ---- 8-bit formats, decoded by table
-using Table = std::array<float, 256>;
-Table make_table(const MiniFormat& f) {
-  Table t{};
-  const int codes = 1 << (1 + f.exp_bits + f.man_bits);
-  for (int i = 0; i < codes; ++i) t[i] = mini_to_f32(f, u32(i));
-  return t;
-}
-const Table T_OCP_E4M3 = make_table(OCP_E4M3), T_OCP_E5M2 = make_table(OCP_E5M2);
-const Table T_FNUZ_E4M3 = make_table(FNUZ_E4M3), T_FNUZ_E5M2 = make_table(FNUZ_E5M2), T_E2M1 = make_table(E2M1);
+// ---- 8-bit formats. Their values are bf16's, so that two bytes say all of a code's float: ``top`` and ``next``, by
+// the code without its sign. ``odd_zero``: the code of -0 is the NaN.
+struct ByteCodes {
+  alignas(64) uint8_t top[128], next[128];
+  const float* value;
+  bool odd_zero;
+  explicit ByteCodes(const MiniTable& t) : value(t.data()), odd_zero(std::isnan(t[128])) {
+    for (int i = 0; i < 128; ++i) {
+      const u32 u = as_u32(t[size_t(i)]);
+      top[i] = uint8_t(u >> 24);
+      next[i] = uint8_t(u >> 16);
+    }
+  }
+};
+const ByteCodes C_OCP_E4M3(T_OCP_E4M3), C_OCP_E5M2(T_OCP_E5M2), C_FNUZ_E4M3(T_FNUZ_E4M3), C_FNUZ_E5M2(T_FNUZ_E5M2);
 
-template <bool E5> const Table& byte_table(const Wave& w) {
-  if (w.k->arch == Arch::gfx942) return E5 ? T_FNUZ_E5M2 : T_FNUZ_E4M3;
-  return E5 ? T_OCP_E5M2 : T_OCP_E4M3;
+// The four bytes of M lanes' words as floats: byte e in out[e][lane].
+template <int M>
+inline void decode_bytes(const u32* lanes, const ByteCodes& c, float* out) {
+#if defined(__AVX512VBMI__)
+  const __m512i t0 = _mm512_load_si512(c.top), t1 = _mm512_load_si512(c.top + 64);
+  const __m512i n0 = _mm512_load_si512(c.next), n1 = _mm512_load_si512(c.next + 64);
+  const __m512i sign = _mm512_set1_epi8(char(0x80)), step = _mm512_set1_epi32(0x01010101);
+  for (int i = 0; i < M; i += 16) {
+    const __m512i x = _mm512_loadu_si512(lanes + i);
+    __m512i top = _mm512_or_si512(_mm512_permutex2var_epi8(t0, x, t1), _mm512_and_si512(x, sign));
+    __m512i next = _mm512_permutex2var_epi8(n0, x, n1);
+    if (c.odd_zero) {
+      const __mmask64 nan = _mm512_cmpeq_epi8_mask(x, sign);
+      top = _mm512_mask_set1_epi8(top, nan, 0x7f);
+      next = _mm512_mask_set1_epi8(next, nan, char(0xc0));
+    }
+    // Byte e of ``next`` and byte e of ``top`` (64 further) become the upper half of a dword.
+    __m512i from = _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_setzero_si512());
+    from = _mm512_slli_epi32(from, 2);
+    from = _mm512_or_si512(_mm512_slli_epi32(from, 16), _mm512_slli_epi32(_mm512_or_si512(from, _mm512_set1_epi32(64)), 24));
+    for (int e = 0; e < 4; ++e) {
+      _mm512_storeu_si512(out + e * M + i, _mm512_maskz_permutex2var_epi8(0xccccccccccccccccull, next, from, top));
+      from = _mm512_add_epi8(from, step);
+    }
+  }
+#else
+  for (int e = 0; e < 4; ++e)
+    for (int i = 0; i < M; ++i) out[e * M + i] = c.value[lanes[i] >> (8 * e) & 0xff];
+#endif
+}
+// The eight e2m1 nibbles of M lanes' words.
+template <int M>
+inline void decode_nibbles(const u32* lanes, float* out) {
+#if defined(__AVX512F__)
+  const __m512 table = _mm512_loadu_ps(T_E2M1.data());
+  for (int i = 0; i < M; i += 16) {
+    const __m512i x = _mm512_loadu_si512(lanes + i);
+    for (int e = 0; e < 8; ++e) _mm512_storeu_ps(out + e * M + i, _mm512_permutexvar_ps(_mm512_srli_epi32(x, unsigned(4 * e)), table));
+  }
+#else
+  for (int e = 0; e < 8; ++e)
+    for (int i = 0; i < M; ++i) out[e * M + i] = T_E2M1[lanes[i] >> (4 * e) & 15];
+#endif
+}
+
+template <bool E5> const ByteCodes& byte_codes(const Wave& w) {
+  if (w.k->arch == Arch::gfx942) return E5 ? C_FNUZ_E5M2 : C_FNUZ_E4M3;
+  return E5 ? C_OCP_E5M2 : C_OCP_E4M3;
 }
 
 template <int M, int K, bool A5, bool B5>
 void mfma_fp8(Wave& w, const Inst& I) {
   refuse_broadcast(w, I);
   constexpr int GROUPS = LANES / M, PER_LANE = K / GROUPS;
-  const Table &ta = byte_table<A5>(w), &tb = byte_table<B5>(w);
-  float at[K * M], bt[K * M], out[M * M];
+  float t[2][K * M], out[M * M];
   u32 tmp[LANES];
-  for (int q = 0; q < PER_LANE / 4; ++q) {
-    const u32* pa = register_lanes(w, I, 1, q, tmp);
-    for (int l = 0; l < LANES; ++l)
-      for (int e = 0; e < 4; ++e) at[((l / M) * PER_LANE + q * 4 + e) * M + l % M] = ta[pa[l] >> (8 * e) & 0xff];
-    const u32* pb = register_lanes(w, I, 2, q, tmp);
-    for (int l = 0; l < LANES; ++l)
-      for (int e = 0; e < 4; ++e) bt[((l / M) * PER_LANE + q * 4 + e) * M + l % M] = tb[pb[l] >> (8 * e) & 0xff];
+  for (int side = 0; side < 2; ++side) {
+    const ByteCodes& codes = side ? byte_codes<B5>(w) : byte_codes<A5>(w);
+    for (int q = 0; q < PER_LANE / 4; ++q) {
+      const u32* p = register_lanes(w, I, 1 + side, q, tmp);
+      for (int g = 0; g < GROUPS; ++g) decode_bytes<M>(p + g * M, codes, t[side] + (g * PER_LANE + q * 4) * M);
+    }
   }
-  multiply<M, true>(at, bt, K, out);
+  multiply<M, true>(t[0], t[1], K, out);
   accumulate<M>(w, I, out);
 }
 
@@ -147,93 +195,101 @@ void mfma_fp8(Wave& w, const Inst& I) {
 // An 8-bit operand's 32 bytes are two halves of 16: k = 16 g and K / 2 + 16 g. An e2m1 operand's 16 bytes are
 // k = 32 g, low nibble first.
 // ``out`` is [K][M].
-#if defined(__AVX512F__)
-// Sixteen lanes' values of byte or nibble ``e`` of a word each.
-inline __m512 decode16(__m512i words, int e, int format, __m512 table) {
-  if (format == 4) return _mm512_permutexvar_ps(_mm512_srli_epi32(words, unsigned(4 * e)), table);
-  const __m512i x = _mm512_srli_epi32(words, unsigned(8 * e));
-  const __m512i mag = _mm512_and_si512(x, _mm512_set1_epi32(0x7f));
-  const __m512i sign = _mm512_slli_epi32(_mm512_and_si512(x, _mm512_set1_epi32(0x80)), 24);
-  const bool e5 = format == 1;
-  // The exponent moves from the small format's bias to f32's; denormals (the first codes) come from the table.
-  __m512i value = _mm512_add_epi32(_mm512_slli_epi32(mag, e5 ? 21 : 20), _mm512_set1_epi32((127 - (e5 ? 15 : 7)) << 23));
-  const __mmask16 tiny = _mm512_cmplt_epi32_mask(mag, _mm512_set1_epi32(e5 ? 4 : 8));
-  value = _mm512_mask_mov_epi32(value, tiny, __m512i(_mm512_permutexvar_ps(mag, table)));
-  if (e5) {
-    value = _mm512_mask_mov_epi32(value, _mm512_cmpeq_epi32_mask(mag, _mm512_set1_epi32(0x7c)), _mm512_set1_epi32(0x7f800000));
-    value = _mm512_mask_mov_epi32(value, _mm512_cmpgt_epi32_mask(mag, _mm512_set1_epi32(0x7c)), _mm512_set1_epi32(0x7fc00000));
-  } else value = _mm512_mask_mov_epi32(value, _mm512_cmpeq_epi32_mask(mag, _mm512_set1_epi32(0x7f)), _mm512_set1_epi32(0x7fc00000));
-  return __m512(_mm512_or_si512(value, sign));
-}
-#endif
-template <int M>
-inline void decode_row(const u32* lanes, int e, int format, const float* t, float* out) {
-#if defined(__AVX512F__)
-  const __m512 table = _mm512_loadu_ps(t);
-  for (int i = 0; i < M; i += 16) _mm512_storeu_ps(out + i, decode16(_mm512_loadu_si512(lanes + i), e, format, table));
-#else
-  const int bits = format == 4 ? 4 : 8;
-  for (int i = 0; i < M; ++i) out[i] = t[lanes[i] >> (bits * e) & ((1u << bits) - 1)];
-#endif
-}
 template <int M, int K>
 void decode_f8f6f4(Wave& w, const Inst& I, int op, int format, float* out) {
   u32 tmp[LANES];
   const int words = format == 4 ? 4 : 8;
   if (format != 0 && format != 1 && format != 4) fail(w, "f8f6f4 operand format " + std::to_string(format) + " (6-bit) is not modelled");
   if (I.ops[op].width != words) fail(w, "f8f6f4 operand of " + std::to_string(I.ops[op].width) + " registers for format " + std::to_string(format));
-  const float* t = (format == 4 ? T_E2M1 : format == 1 ? T_OCP_E5M2 : T_OCP_E4M3).data();
+  const ByteCodes& codes = format == 1 ? C_OCP_E5M2 : C_OCP_E4M3;
   for (int q = 0; q < words; ++q) {
     const u32* p = register_lanes(w, I, op, q, tmp);
-    for (int g = 0; g < LANES / M; ++g) {
-      const int k0 = format == 4 ? 32 * g + 8 * q : (q < 4 ? 0 : K / 2) + 16 * g + 4 * (q & 3);
-      for (int e = 0; e < (format == 4 ? 8 : 4); ++e) decode_row<M>(p + g * M, e, format, t, out + (k0 + e) * M);
-    }
+    for (int g = 0; g < LANES / M; ++g)
+      if (format == 4) decode_nibbles<M>(p + g * M, out + (32 * g + 8 * q) * M);
+      else decode_bytes<M>(p + g * M, codes, out + ((q < 4 ? 0 : K / 2) + 16 * g + 4 * (q & 3)) * M);
   }
 }
 
-template <int M>
-void add_scaled(const float* part, const u32 (*codes)[M], float* sum) {
-  float col[M];
-  for (int j = 0; j < M; ++j) col[j] = as_f32(codes[1][j] << 23);
-  for (int i = 0; i < M; ++i)
-    for (int v = 0; v < M; v += 16) {
-      const Row16 scale = spread(as_f32(codes[0][i] << 23)) * *reinterpret_cast<const Row16*>(col + v);
-      *reinterpret_cast<Row16*>(sum + i * M + v) += *reinterpret_cast<const Row16*>(part + i * M + v) * scale;
+// The scales' codes of every block of 32 k, by row of A and by column of B. False when some product of two is not far
+// from f32's ends.
+template <int M, int BLOCKS>
+bool scale_codes(Wave& w, const Inst& I, u32 (*codes)[BLOCKS][M]) {
+  u32 tmp[LANES], out_of_range = 0;
+  for (int side = 0; side < 2; ++side) {
+    const u32* s = word(w, I, 4 + side, 0, side, tmp);
+    const int byte = (I.op_sel >> side & 1) | (I.op_sel_hi >> side & 1) << 1;
+    for (int b = 0; b < BLOCKS; ++b)
+      for (int i = 0; i < M; ++i) {
+        const u32 c = s[b * M + i] >> (8 * byte) & 0xff;
+        codes[side][b][i] = c;
+        out_of_range |= u32(c - 90 > 74);
+      }
+  }
+  return !out_of_range;
+}
+
+// out[m][n] = sum over the blocks of (sum over the block's 32 k of a[k][m] b[k][n]) * the blocks' scales, which are
+// powers of two that the product stays a normal float under: no rounding on the way.
+template <int M, int BLOCKS>
+void multiply_scaled(const float* at, const float* bt, const u32 (*codes)[BLOCKS][M], float* out) {
+  constexpr int V = M / 16, ROWS = 8 / V;
+  float scale[2][BLOCKS][M];
+  for (int side = 0; side < 2; ++side)
+    for (int b = 0; b < BLOCKS; ++b)
+      for (int i = 0; i < M; ++i) scale[side][b][i] = as_f32(codes[side][b][i] << 23);
+  for (int m = 0; m < M; m += ROWS) {
+    Row16 sum[ROWS][V] = {};
+    for (int block = 0; block < BLOCKS; ++block) {
+      Row16 acc[ROWS][V] = {};
+      const float *a = at + 32 * block * M + m, *end = a + 32 * M;
+      const Row16* b = reinterpret_cast<const Row16*>(bt + 32 * block * M);
+#pragma GCC unroll 2
+      for (; a < end; a += M, b += V) {
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; ++i) {
+          const Row16 x = spread(a[i]);
+#pragma GCC unroll 2
+          for (int v = 0; v < V; ++v) acc[i][v] = fused(x, b[v], acc[i][v]);
+        }
+      }
+      const Row16* col = reinterpret_cast<const Row16*>(scale[1][block]);
+#pragma GCC unroll 8
+      for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) sum[i][v] += acc[i][v] * (spread(scale[0][block][m + i]) * col[v]);
     }
+    for (int i = 0; i < ROWS; ++i)
+      for (int v = 0; v < V; ++v) *reinterpret_cast<Row16*>(out + (m + i) * M + 16 * v) = sum[i][v];
+  }
+}
+
+// The same for any scales, through double.
+template <int M, int BLOCKS>
+void multiply_far(const float* at, const float* bt, const u32 (*codes)[BLOCKS][M], float* out) {
+  float part[M * M];
+  for (int b = 0; b < BLOCKS; ++b) {
+    multiply<M, true>(at + 32 * b * M, bt + 32 * b * M, 32, part);
+    for (int i = 0; i < M; ++i)
+      for (int j = 0; j < M; ++j) {
+        const float x = float(double(part[i * M + j]) * e8m0_to_f32(codes[0][b][i]) * e8m0_to_f32(codes[1][b][j]));
+        out[i * M + j] = b ? out[i * M + j] + x : 0.0f + x;
+      }
+  }
 }
 
 template <int M, int K, bool SCALED>
 void mfma_f8f6f4(Wave& w, const Inst& I) {
   constexpr int BLOCKS = K / 32;
-  float at[K * M], bt[K * M], part[M * M], sum[M * M] = {};
+  float at[K * M], bt[K * M], sum[M * M];
   decode_f8f6f4<M, K>(w, I, 1, I.cbsz, at);
   decode_f8f6f4<M, K>(w, I, 2, I.blgp, bt);
-  u32 ta[LANES], tb[LANES];
-  const u32 *sa = nullptr, *sb = nullptr;
-  int byte_a = 0, byte_b = 0;
-  if (SCALED) {
-    sa = word(w, I, 4, 0, 0, ta);
-    sb = word(w, I, 5, 0, 1, tb);
-    byte_a = (I.op_sel & 1) | (I.op_sel_hi & 1) << 1;
-    byte_b = (I.op_sel >> 1 & 1) | (I.op_sel_hi >> 1 & 1) << 1;
-  }
-  for (int b = 0; b < BLOCKS; ++b) {
-    multiply<M, true>(at + 32 * b * M, bt + 32 * b * M, 32, part);
-    // The product of two moderate scales stays a normal float: no rounding on the way.
-    const auto code = [&](const u32* s, int byte, int i) { return s ? s[b * M + i] >> (8 * byte) & 0xff : 127u; };
-    u32 codes[2][M], out_of_range = 0;
-    for (int i = 0; i < M; ++i) {
-      codes[0][i] = code(sa, byte_a, i);
-      codes[1][i] = code(sb, byte_b, i);
-      out_of_range |= u32(codes[0][i] - 90 > 74) | u32(codes[1][i] - 90 > 74);
-    }
-    if (!out_of_range) add_scaled<M>(part, codes, sum);
-    else
-      for (int i = 0; i < M; ++i)
-        for (int j = 0; j < M; ++j)
-          sum[i * M + j] += float(double(part[i * M + j]) * e8m0_to_f32(codes[0][i]) * e8m0_to_f32(codes[1][j]));
-  }
+  u32 codes[2][BLOCKS][M];
+  bool near = true;
+  if constexpr (SCALED) near = scale_codes<M, BLOCKS>(w, I, codes);
+  else
+    for (int i = 0; i < 2 * BLOCKS * M; ++i) codes[0][0][i] = 127;
+  if (near) multiply_scaled<M, BLOCKS>(at, bt, codes, sum);
+  else multiply_far<M, BLOCKS>(at, bt, codes, sum);
   accumulate<M>(w, I, sum);
 }
 

@@ -2,6 +2,7 @@
 // Number formats: bit casts, f16, bf16, and the 8-, 6- and 4-bit formats of the matrix instructions.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -59,6 +60,16 @@ inline float mini_to_f32(const MiniFormat& f, uint32_t code) {
                         : std::ldexp(float(man), 1 - f.bias - f.man_bits);
   return sign ? -mag : mag;
 }
+
+// Every code's value.
+using MiniTable = std::array<float, 256>;
+inline MiniTable mini_table(const MiniFormat& f) {
+  MiniTable t{};
+  for (uint32_t i = 0; i < 1u << (1 + f.exp_bits + f.man_bits); ++i) t[i] = mini_to_f32(f, i);
+  return t;
+}
+inline const MiniTable T_OCP_E4M3 = mini_table(OCP_E4M3), T_OCP_E5M2 = mini_table(OCP_E5M2), T_E2M1 = mini_table(E2M1);
+inline const MiniTable T_FNUZ_E4M3 = mini_table(FNUZ_E4M3), T_FNUZ_E5M2 = mini_table(FNUZ_E5M2);
 
 // Largest finite magnitude's code, without the sign.
 inline uint32_t mini_max_code(const MiniFormat& f) {

@@ -366,6 +366,14 @@ void wake(Rank& r, uint64_t addr, uint32_t bytes) {
   }
 }
 
+// A kernel's code is walked once a wave, and is larger than the host's caches near the core.
+inline void prefetch(const Inst* code, int32_t pc, uint32_t size) {
+  const char* p = reinterpret_cast<const char*>(code + std::min(uint32_t(pc) + 6, size - 1));
+  __builtin_prefetch(p);
+  __builtin_prefetch(p + 64);
+  __builtin_prefetch(p + 128);
+}
+
 // A quantum of one wave, or ``limit`` instructions.
 void run_wave(Rank& r, Wave* w, int limit) {
   Machine& m = *r.m;
@@ -387,6 +395,7 @@ void run_wave(Rank& r, Wave* w, int limit) {
       if (uint32_t(w->pc) >= size) throw SimError("the program counter left the kernel");
       const Inst& I = code[w->pc];
       if (watched) observe(watch, *w, I);
+      prefetch(code, w->pc, size);
       ++executed[w->pc];
       ++w->by_class[I.cls];
       ++w->pc;

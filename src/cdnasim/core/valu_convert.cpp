@@ -26,6 +26,10 @@ template <int N> inline float ubyte(u32 a) { return float(a >> (8 * N) & 0xff); 
 inline const MiniFormat& e4m3(const Wave& w) { return w.k->arch == Arch::gfx942 ? FNUZ_E4M3 : OCP_E4M3; }
 inline const MiniFormat& e5m2(const Wave& w) { return w.k->arch == Arch::gfx942 ? FNUZ_E5M2 : OCP_E5M2; }
 template <bool E5> inline const MiniFormat& fp8(const Wave& w) { return E5 ? e5m2(w) : e4m3(w); }
+template <bool E5> inline const MiniTable& fp8_table(const Wave& w) {
+  if (w.k->arch == Arch::gfx942) return E5 ? T_FNUZ_E5M2 : T_FNUZ_E4M3;
+  return E5 ? T_OCP_E5M2 : T_OCP_E4M3;
+}
 
 // Two f32 -> two bytes in one half of the destination (op_sel's last bit); the other half stays.
 template <bool E5>
@@ -52,11 +56,12 @@ void cvt_pk_f32_fp8(Wave& w, const Inst& I) {
   const u32* p = word(w, I, 1, 0, 0, tmp);
   const bool high = I.sdwa ? I.src0_sel == 5 : (I.op_sel & 1);
   if (I.sdwa && I.src0_sel != 4 && I.src0_sel != 5 && I.src0_sel != 6) fail(w, "SDWA byte select of a packed fp8 conversion");
+  const MiniTable& value = fp8_table<E5>(w);
   u32 r[2][LANES];
   for (int l = 0; l < LANES; ++l) {
     const u32 two = high ? p[l] >> 16 : p[l] & 0xffff;
-    r[0][l] = as_u32(mini_to_f32(fp8<E5>(w), two & 0xff));
-    r[1][l] = as_u32(mini_to_f32(fp8<E5>(w), two >> 8));
+    r[0][l] = as_u32(value[two & 0xff]);
+    r[1][l] = as_u32(value[two >> 8]);
   }
   const u64 mask = w.exec();
   for (int part = 0; part < 2; ++part) {
@@ -71,7 +76,7 @@ void cvt_f32_fp8(Wave& w, const Inst& I) {
   float r[LANES];
   const int byte = I.sdwa ? (I.src0_sel == 6 ? 0 : I.src0_sel) : (I.op_sel & 3);
   if (byte > 3) fail(w, "SDWA word select of a byte conversion");
-  for (int l = 0; l < LANES; ++l) r[l] = mini_to_f32(fp8<E5>(w), p[l] >> (8 * byte) & 0xff);
+  for (int l = 0; l < LANES; ++l) r[l] = fp8_table<E5>(w)[p[l] >> (8 * byte) & 0xff];
   Inst plain = I;
   plain.sdwa = 0;
   put<F32>(w, plain, 0, r);
@@ -79,13 +84,17 @@ void cvt_f32_fp8(Wave& w, const Inst& I) {
 
 // gfx950's scaled conversions: the scale is the power of two of the exponent of the f32 scale operand.
 inline float scale_of(float s) {
-  const u32 e = as_u32(s) >> 23 & 0xff;
-  return e == 255 ? as_f32(0x7fc00000u) : std::ldexp(1.0f, int(e) - 127);
+  return e8m0_to_f32(as_u32(s) >> 23 & 0xff);
 }
 template <int FMT> inline const MiniFormat& scaled_format() {
   if constexpr (FMT == 0) return OCP_E4M3;
   else if constexpr (FMT == 1) return OCP_E5M2;
   else return E2M1;
+}
+template <int FMT> inline const MiniTable& scaled_table() {
+  if constexpr (FMT == 0) return T_OCP_E4M3;
+  else if constexpr (FMT == 1) return T_OCP_E5M2;
+  else return T_E2M1;
 }
 // FMT 0 e4m3, 1 e5m2, 2 e2m1 -> f32 (OUT 0), bf16 (1), f16 (2), two at a time.
 template <int FMT, int OUT>
@@ -95,12 +104,12 @@ void cvt_scale_up(Wave& w, const Inst& I) {
   const u32* p = word(w, I, 1, 0, 0, tmp);
   const float* s = source<F32>(w, I, 2, 1, st);
   const int which = I.op_sel & 3;
+  const MiniTable& value = scaled_table<FMT>();
   u32 r[2][LANES];
   for (int l = 0; l < LANES; ++l) {
     const u32 both = FMT == 2 ? p[l] >> (8 * which) & 0xff : p[l] >> (16 * (which & 1)) & 0xffff;
     const u32 lo = FMT == 2 ? both & 15 : both & 0xff, hi = FMT == 2 ? both >> 4 : both >> 8;
-    const float a = mini_to_f32(scaled_format<FMT>(), lo) * scale_of(s[l]);
-    const float b = mini_to_f32(scaled_format<FMT>(), hi) * scale_of(s[l]);
+    const float a = value[lo] * scale_of(s[l]), b = value[hi] * scale_of(s[l]);
     if (OUT == 0) { r[0][l] = as_u32(a); r[1][l] = as_u32(b); }
     else if (OUT == 1) r[0][l] = f32_to_bf16(a) | u32(f32_to_bf16(b)) << 16;
     else r[0][l] = f32_to_f16(a) | u32(f32_to_f16(b)) << 16;

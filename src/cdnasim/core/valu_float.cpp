@@ -17,33 +17,25 @@ inline u16 h_fma(u16 a, u16 b, u16 c) {
   return bits<u16>(_Float16(x));
 }
 
-inline float quieted(float x) { return is_snan32(as_u32(x)) ? as_f32(quiet32(as_u32(x))) : x; }
-// IEEE minNum / maxNum with signed zeros ordered; a NaN operand gives the other one.
-inline float max_num(float a, float b) {
-  if (std::isnan(a)) return std::isnan(b) ? quieted(a) : b;
-  if (std::isnan(b)) return a;
-  if (a == 0 && b == 0) return std::signbit(a) ? b : a;
-  return a > b ? a : b;
+// Without branches, so that a wave's lanes are compared together. Zeros are ordered by their signs.
+inline float larger(float a, float b) { return a == b ? as_f32(as_u32(a) & as_u32(b)) : a > b ? a : b; }
+inline float smaller(float a, float b) { return a == b ? as_f32(as_u32(a) | as_u32(b)) : a < b ? a : b; }
+// IEEE minNum / maxNum: a NaN operand gives the other one.
+inline float other_than_nan(float a, float b, float r) {
+  const bool na = is_nan32(as_u32(a)), nb = is_nan32(as_u32(b));
+  r = nb ? a : r;
+  r = na ? b : r;
+  return na & nb ? as_f32(quiet32(as_u32(a))) : r;
 }
-inline float min_num(float a, float b) {
-  if (std::isnan(a)) return std::isnan(b) ? quieted(a) : b;
-  if (std::isnan(b)) return a;
-  if (a == 0 && b == 0) return std::signbit(a) ? a : b;
-  return a < b ? a : b;
-}
+inline float max_num(float a, float b) { return other_than_nan(a, b, larger(a, b)); }
+inline float min_num(float a, float b) { return other_than_nan(a, b, smaller(a, b)); }
 // minimum / maximum: a NaN operand gives NaN.
-inline float maximum(float a, float b) {
-  if (std::isnan(a)) return quieted(a);
-  if (std::isnan(b)) return quieted(b);
-  if (a == 0 && b == 0) return std::signbit(a) ? b : a;
-  return a > b ? a : b;
+inline float nan_of(float a, float b, float r) {
+  r = is_nan32(as_u32(b)) ? as_f32(quiet32(as_u32(b))) : r;
+  return is_nan32(as_u32(a)) ? as_f32(quiet32(as_u32(a))) : r;
 }
-inline float minimum(float a, float b) {
-  if (std::isnan(a)) return quieted(a);
-  if (std::isnan(b)) return quieted(b);
-  if (a == 0 && b == 0) return std::signbit(a) ? a : b;
-  return a < b ? a : b;
-}
+inline float maximum(float a, float b) { return nan_of(a, b, larger(a, b)); }
+inline float minimum(float a, float b) { return nan_of(a, b, smaller(a, b)); }
 inline float max3(float a, float b, float c) { return max_num(max_num(a, b), c); }
 inline float min3(float a, float b, float c) { return min_num(min_num(a, b), c); }
 inline float med3(float a, float b, float c) {

@@ -22,19 +22,19 @@ constexpr u32 mask24(u32 a) { return a & 0xffffff; }
 // Carry-in / carry-out: operands are dst, carry-out, a, b[, carry-in].
 template <auto F, bool IN>
 void carry(Wave& w, const Inst& I) {
-  u32 at[LANES], bt[LANES], r[LANES];
+  u32 at[LANES], bt[LANES], in[LANES], r[LANES];
   const u32* a = source<U32>(w, I, 2, 0, at);
   const u32* b = source<U32>(w, I, 3, 1, bt);
-  const u64 in = IN ? scalar64(w, I, 4) : 0;
-  u64 out = 0;
+  spread_bits(IN ? scalar64(w, I, 4) : 0, in);
+  uint8_t out[LANES];
   for (int l = 0; l < LANES; ++l) {
-    const u64 x = F(u64(a[l]), u64(b[l]), in >> l & 1);
+    const u64 x = F(u64(a[l]), u64(b[l]), u64(in[l]));
     r[l] = u32(x);
-    out |= (x >> 32 & 1) << l;
+    out[l] = uint8_t(x >> 32 & 1);
   }
   const u64 mask = w.exec();
   put<U32>(w, I, 0, r);
-  put_s64(w, I, 1, out & mask);
+  put_s64(w, I, 1, lane_bits(out) & mask);
 }
 
 void cndmask(Wave& w, const Inst& I) {
@@ -45,7 +45,7 @@ void cndmask(Wave& w, const Inst& I) {
   const u64 sel = scalar64(w, I, 3);
   const u32* pa = reinterpret_cast<const u32*>(a);
   const u32* pb = reinterpret_cast<const u32*>(b);
-  for (int l = 0; l < LANES; ++l) r[l] = sel >> l & 1 ? pb[l] : pa[l];
+  choose_lanes(r, pa, pb, sel);
   put<U32>(w, I, 0, r);
 }
 
@@ -53,29 +53,28 @@ void cndmask(Wave& w, const Inst& I) {
 template <auto F>
 void shift64(Wave& w, const Inst& I) { op2<U64, U32, U64, F>(w, I); }
 
-void mad_wide(Wave& w, const Inst& I, bool is_signed) {
+template <bool SIGNED>
+void mad_wide(Wave& w, const Inst& I) {
   u32 at[LANES], bt[LANES];
-  u64 ct[LANES], r[LANES], out = 0;
+  u64 ct[LANES], r[LANES];
+  uint8_t out[LANES];
   const u32* a = source<U32>(w, I, 2, 0, at);
   const u32* b = source<U32>(w, I, 3, 1, bt);
   const u64* c = source<U64>(w, I, 4, 2, ct);
   for (int l = 0; l < LANES; ++l) {
-    if (is_signed) {
+    if constexpr (SIGNED) {
       const __int128 full = __int128(i64(i32(a[l])) * i32(b[l])) + i64(c[l]);
       r[l] = u64(full);
-      out |= u64(full >> 64 & 1) << l;
+      out[l] = uint8_t(full >> 64 & 1);
     } else {
-      const unsigned __int128 full = (unsigned __int128)(u64(a[l]) * b[l]) + c[l];
-      r[l] = u64(full);
-      out |= u64(full >> 64 & 1) << l;
+      r[l] = u64(a[l]) * b[l] + c[l];
+      out[l] = r[l] < c[l];
     }
   }
   const u64 mask = w.exec();
   put<U64>(w, I, 0, r);
-  put_s64(w, I, 1, out & mask);
+  put_s64(w, I, 1, lane_bits(out) & mask);
 }
-void mad_u64_u32(Wave& w, const Inst& I) { mad_wide(w, I, false); }
-void mad_i64_i32(Wave& w, const Inst& I) { mad_wide(w, I, true); }
 
 // Any function of three bits, as a truth table indexed by (a, b, c) from bit 0 = (0, 0, 0).
 template <class D>
@@ -248,8 +247,8 @@ const OpDef VALU_INT[] = {
     V3("v_med3_u32", (op3<U32, U32, U32, U32, med3<u32>>)),
     V3C("v_mad_i32_i24", (op3<I32, U32, U32, I32, [](u32 a, u32 b, i32 c) { return i32(u32(sext24(a)) * u32(sext24(b)) + u32(c)); }>)),
     V3C("v_mad_u32_u24", (op3<U32, U32, U32, U32, [](u32 a, u32 b, u32 c) { return mask24(a) * mask24(b) + c; }>)),
-    {"v_mad_u64_u32", "dv2u,ds2u,sa1u,sa1u,sa2u", "", CLASS_VALU, mad_u64_u32},
-    {"v_mad_i64_i32", "dv2u,ds2u,sa1u,sa1u,sa2u", "", CLASS_VALU, mad_i64_i32},
+    {"v_mad_u64_u32", "dv2u,ds2u,sa1u,sa1u,sa2u", "", CLASS_VALU, mad_wide<false>},
+    {"v_mad_i64_i32", "dv2u,ds2u,sa1u,sa1u,sa2u", "", CLASS_VALU, mad_wide<true>},
     {"v_mad_u32_u16", "dv1u,sa1h,sa1h,sa1u", "op_sel", CLASS_VALU, op3<U32, U16, U16, U32, [](u16 a, u16 b, u32 c) { return u32(a) * b + c; }>},
     {"v_mad_i32_i16", "dv1u,sa1h,sa1h,sa1u", "op_sel", CLASS_VALU, op3<I32, I16, I16, I32, [](i16 a, i16 b, i32 c) { return i32(u32(i32(a) * b) + u32(c)); }>},
     {"v_lshl_add_u64", "dv2u,sa2u,sa1u,sa2u", "", CLASS_VALU, op3<U64, U64, U32, U64, [](u64 a, u32 b, u64 c) { return (a << (b & 7)) + c; }>},

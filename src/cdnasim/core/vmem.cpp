@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Vector and scalar memory: global, flat, scratch and buffer accesses, atomics, loads into LDS, waits, barriers.
+#include <algorithm>
+
 #include "fetch.h"
 #include "lds_shadow.h"
 #include "machine.h"
@@ -55,19 +57,27 @@ void buffer_address(Wave& w, const Inst& I, int vaddr, int desc, u32 bytes, Buff
   const int dwords = bytes < 4 ? 1 : int(bytes / 4);
   // Raw buffer: a dword is out of range when its offset is not below num_records less the scalar offset.
   const u64 limit = records > soffset ? records - soffset : 0;
-  u32 off[LANES];
-  uint8_t wrapped[LANES], in[4][LANES];
+  u32 off[LANES], top = 0, wrap = 0;
+  if (!v) v = static_cast<const u32*>(std::memset(tmp, 0, sizeof tmp));
   for (int l = 0; l < LANES; ++l) {
-    const u32 vo = v ? v[l] : 0;
-    off[l] = vo + imm;
-    wrapped[l] = off[l] < vo;
+    off[l] = v[l] + imm;
+    wrap |= off[l] < v[l];
+    top = std::max(top, off[l]);
     out->addr[l] = base + soffset + off[l];
   }
-  const u32 last = bytes < 4 ? bytes : 4;
-  for (int q = 0; q < dwords; ++q)
-    for (int l = 0; l < LANES; ++l) in[q][l] = u64(off[l]) + 4 * u64(q) + last <= limit;
-  for (int q = 0; q < 4; ++q) out->inside[q] = q < dwords ? lane_bits(in[q]) & exec : 0;
+  if (u64(top) + bytes <= limit) {  // the usual case
+    for (int q = 0; q < 4; ++q) out->inside[q] = q < dwords ? exec : 0;
+  } else {
+    uint8_t in[4][LANES];
+    const u32 last = bytes < 4 ? bytes : 4;
+    for (int q = 0; q < dwords; ++q)
+      for (int l = 0; l < LANES; ++l) in[q][l] = u64(off[l]) + 4 * u64(q) + last <= limit;
+    for (int q = 0; q < 4; ++q) out->inside[q] = q < dwords ? lane_bits(in[q]) & exec : 0;
+  }
   out->mask = out->inside[0];
+  if (!wrap) return;
+  uint8_t wrapped[LANES];
+  for (int l = 0; l < LANES; ++l) wrapped[l] = off[l] < v[l];
   if (const u64 bad = lane_bits(wrapped) & exec) {
     const int l = __builtin_ctzll(bad);
     report(w, "offset-wrap", "lane " + std::to_string(l) + ": voffset " + hex(v[l]) + " + offset " + std::to_string(imm) +
@@ -95,15 +105,23 @@ inline u32 widen(Narrow n, u32 raw, u32 old) {
 // More than a wave's polls look at: 64 lanes at a line each, and control words.
 constexpr size_t MOST_POLL_LINES = 128;
 
+// Each line once; false, and noted, when they are too many to wait on.
+bool distinct_poll_lines(Wave& w) {
+  std::vector<u64>& lines = w.poll_lines;
+  std::sort(lines.begin(), lines.end());
+  lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
+  w.poll_overflow |= lines.size() > MOST_POLL_LINES;
+  return !w.poll_overflow;
+}
+
 void note_poll(Wave& w, const Inst& I, const Lanes& at) {
   if (w.poll_overflow || !(I.cpol & (CPOL_SC0 | CPOL_SC1))) return;
-  for (int l = 0; l < LANES; ++l) {
-    if (!(at.mask >> l & 1)) continue;
-    const u64 line = at.addr[l] >> 7;
-    if (!w.poll_lines.empty() && w.poll_lines.back() == line) continue;
-    if (std::find(w.poll_lines.begin(), w.poll_lines.end(), line) != w.poll_lines.end()) continue;
-    if (w.poll_lines.size() >= MOST_POLL_LINES) { w.poll_overflow = true; return; }
-    w.poll_lines.push_back(line);
+  std::vector<u64>& lines = w.poll_lines;
+  for (u64 left = at.mask; left; left &= left - 1) {
+    const u64 line = at.addr[__builtin_ctzll(left)] >> 7;
+    if (!lines.empty() && lines.back() == line) continue;
+    lines.push_back(line);
+    if (lines.size() == 2 * MOST_POLL_LINES && !distinct_poll_lines(w)) return;
   }
 }
 
@@ -131,6 +149,8 @@ void perform_load(Wave& w, const Inst& I, const LoadPlan& p) {
       else if (bytes == 16) std::memcpy(got, from, 16);
       else if (bytes == 8) std::memcpy(got, from, 8);
       else if (bytes == 4) std::memcpy(got, from, 4);
+      else if (bytes == 2) std::memcpy(got, from, 2);
+      else if (bytes == 1) std::memcpy(got, from, 1);
       else std::memcpy(got, from, bytes);
     } else {
       for (int q = 0; q < p.words; ++q)
@@ -164,9 +184,12 @@ void load_now(Wave& w, const Inst& I, const Lanes& at, int dst) {
   if (!step && !~at.mask) {
     const u32* from = reinterpret_cast<const u32*>(at.addr[0]);
     if constexpr (WORDS == 1) std::memcpy(r[0], from, sizeof r[0]);
+    else if constexpr (WORDS == 4) load_quads([&](int l) { return from + 4 * l; }, r);
     else
       for (int l = 0; l < LANES; ++l)
         for (int q = 0; q < WORDS; ++q) r[q][l] = from[l * WORDS + q];
+  } else if (WORDS == 4 && !~at.mask) {
+    if constexpr (WORDS == 4) load_quads([&](int l) { return reinterpret_cast<const void*>(at.addr[l]); }, r);
   } else {
     if (~at.mask) std::memset(r, 0, sizeof r);
     for (u64 left = at.mask; left; left &= left - 1) {
@@ -198,7 +221,7 @@ void load_lanes(Wave& w, const Inst& I, const Lanes& at, const u64* inside, Narr
       peer |= check_access(w, I, part, inside[q] & ~whole, 4, false, 4);
     }
   }
-  peer = peer && w.m->defer && !w.r->overlay.empty();
+  peer = peer && w.m->defer && w.r->overlay.may_hold(at.addr, at.mask, bytes);
   note_poll(w, I, at);
   if (w.m->count_handoffs && (I.cpol & CPOL_SC1))
     for (int l = 0; l < LANES; ++l)
@@ -494,7 +517,7 @@ void s_waitcnt(Wave& w, const Inst& I) {
 void s_sleep(Wave& w, const Inst&) {
   w.yield = true;
   ++w.polls;
-  if (!w.poll_lines.empty() && !w.poll_overflow && !w.preempted) park(w);
+  if (!w.poll_lines.empty() && !w.poll_overflow && !w.preempted && distinct_poll_lines(w)) park(w);
   w.poll_lines.clear();
   w.poll_overflow = w.preempted = false;
 }
