@@ -223,8 +223,11 @@ def modifier(word: str, op: Op, suffix: str, inst: Inst) -> None:
         count = value.count(",") + 1
         bits = bits_list(value)
         if name == "op_sel" and not VOP3P_ALL_HI.match(op.name):
-            # The last entry is the destination's half, always bit 3.
-            if count > len(op.forms[0]) or (count < 2 and len(op.forms[0]) > 2):
+            # The last entry is the destination's half, always bit 3; of a byte, the last two entries.
+            to_byte = op.name.startswith("v_cvt_scalef32_pk_fp4_")
+            if to_byte and count != 4:
+                raise Reject(f"op_sel with {count} entries, of four")
+            if count > max(4 * to_byte, len(op.forms[0])) or (count < 2 and len(op.forms[0]) > 2):
                 raise Reject(f"op_sel with {count} entries")
             if count == len(op.forms[0]) and bits >> (count - 1):
                 bits = (bits & ((1 << (count - 1)) - 1)) | 8

@@ -4,6 +4,7 @@ none."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import conformance
@@ -124,6 +125,59 @@ def test_scaled_down_conversion(fmt: str, dtype: torch.dtype) -> None:
         for v in (x, y)
     ]
     assert np.array_equal(b.vgprs[3], (want[0] | want[1] << 8) * 0x10001)
+
+
+def nearest_code(values: list[float], x: float) -> int:
+    """The code of the value next to ``x``; between two, the even code; past the largest, the largest."""
+    distance = [abs(abs(x) - v) for v in values]
+    best = [i for i, d in enumerate(distance) if d == min(distance)]
+    return min(best, key=lambda i: (i % 2, i))
+
+
+def magnitudes(fmt: str) -> list[float]:
+    """A format's finite values without sign, by code."""
+    if fmt == "fp4":
+        return [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    dtype, count = (torch.float8_e4m3fn, 127) if fmt == "fp8" else (torch.float8_e5m2, 124)
+    return torch.arange(count, dtype=torch.uint8).view(dtype).double().tolist()
+
+
+@pytest.mark.parametrize("source", ["f32", "bf16"])
+@pytest.mark.parametrize("fmt", ["fp8", "bf8", "fp4"])
+def test_scaled_down_conversions(fmt: str, source: str) -> None:
+    """Divided by the scale's power of two, the nearest value of the format, ties to the even code, saturated;
+    only the chosen byte (fp4) or word of the destination changes."""
+    places = 4 if fmt == "fp4" else 2
+    selects = [f"0,0,{w & 1},{w >> 1}" if fmt == "fp4" else f"0,0,0,{w}" for w in range(places)]
+    if fmt != "fp4" and source == "bf16":
+        selects = ["0,0,0", "0,0,1"]
+    sources = "v0, v1, v2" if source == "f32" else "v0, v2"
+    text = [f"v_cvt_scalef32_pk_{fmt}_{source} v3, {sources} op_sel:[{sel}]" for sel in selects]
+    b = Bench("gfx950", text)
+    rng = np.random.default_rng(5)
+    values, full = magnitudes(fmt), 8 if fmt == "fp4" else 128
+    between = [(lo + hi) / 2 for lo, hi in itertools.pairwise(values)]
+    pool = np.array([*values, *between, values[-1] * 1.5], dtype=np.float32)
+    pair = rng.choice(np.concatenate([pool, -pool]), (2, 64)).astype(np.float32)
+    pair[:, 48:] = rng.standard_normal((2, 16)) * 3
+    pair = torch.from_numpy(pair).bfloat16().float().numpy()
+    scale = np.float32(2.0) ** rng.integers(-4, 5, 64).astype(np.float32)
+    x = (pair * scale).astype(np.float32)
+    bits = x.view(np.uint32)
+    b.vgprs[0], b.vgprs[1] = (bits[0], bits[1]) if source == "f32" else (bits[0] >> 16 | bits[1], 0)
+    b.vgprs[2] = (scale * np.float32(1.25)).view(np.uint32)  # its mantissa does not count
+    for place in range(places):
+        b.vgprs[3] = 0x5A5A5A5A
+        b.step(place)
+        width = 32 // places
+        got = b.vgprs[3] >> (place * width) & ((1 << width) - 1)
+        for lane in range(64):
+            low, high = (
+                nearest_code(values, float(v)) | (full if np.signbit(v) else 0) for v in pair[:, lane]
+            )
+            assert got[lane] == low | high << (width // 2), (lane, pair[:, lane], hex(got[lane]))
+        rest = np.uint32(~(((1 << width) - 1) << (place * width)) & 0xFFFFFFFF)
+        assert np.array_equal(b.vgprs[3] & rest, np.full(64, 0x5A5A5A5A & rest, dtype=np.uint32))
 
 
 def test_divisions_over_the_exponent_range() -> None:

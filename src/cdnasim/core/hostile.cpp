@@ -5,7 +5,7 @@
 // Three things stand between a wave and memory: its own queue of vector memory operations that have not
 // completed (any order, at the latest at an s_waitcnt that covers them), a write-through L1 a compute unit, and
 // a write-back L2 an XCD. A plain access sees L1, then L2; an sc0 access passes the L1; an sc1 access passes
-// both. Peer memory is uncached: every access of it goes to memory.
+// both. Memory that ranks share takes both bits to pass the L2: sc1 alone is the device's scope.
 #include "machine.h"
 
 namespace cdna {
@@ -113,22 +113,21 @@ CacheLine& l2_line(Wave& w, uint64_t line) {
   return c;
 }
 
-bool uncached(Wave& w, uint64_t addr) {
-  Machine& m = *w.m;
+// What the scope bits of an access are worth where it goes.
+int reach(Wave& w, int policy, uint64_t addr) {
+  constexpr int SYSTEM = CPOL_SC0 | CPOL_SC1;
+  if (!(policy & CPOL_SC1) || (policy & SYSTEM) == SYSTEM) return policy;
   Allocation* a = w.r->last_hit;
-  if (!a || addr < a->base || addr >= a->end()) a = m.find(addr);
-  return a && a->peer;
+  if (!a || addr < a->base || addr >= a->end()) a = w.m->find(addr);
+  return a && a->peer ? CPOL_SC0 : policy;
 }
 
 // One piece of an access, inside one line.
 void load_piece(Wave& w, int policy, uint64_t addr, uint32_t bytes, uint8_t* out) {
   Machine& m = *w.m;
   const uint64_t line = addr / LINE;
+  policy = reach(w, policy, addr);
   const bool past_l1 = policy & (CPOL_SC0 | CPOL_SC1), past_l2 = policy & CPOL_SC1;
-  if (uncached(w, addr)) {
-    std::memcpy(out, reinterpret_cast<void*>(addr), bytes);
-    return;
-  }
   CacheLine& near = slot(m.model->of_l1(m, *w.wg), line);
   if (past_l2) {
     if (near.line == line) near.line = ~0ull;
@@ -149,7 +148,7 @@ void load_piece(Wave& w, int policy, uint64_t addr, uint32_t bytes, uint8_t* out
 void store_piece(Wave& w, int policy, uint64_t addr, uint32_t bytes, const uint8_t* data) {
   Machine& m = *w.m;
   const uint64_t line = addr / LINE, in = addr % LINE;
-  if (uncached(w, addr)) return to_memory(m, addr, data, bytes);
+  policy = reach(w, policy, addr);
   CacheLine& near = slot(m.model->of_l1(m, *w.wg), line);
   if (near.line == line) std::memcpy(near.data + in, data, bytes);
   if (policy & CPOL_SC1) {
@@ -293,7 +292,7 @@ void fetch_some_line(Wave& w) {
   Machine& m = *w.m;
   auto& rng = w.r->rng;
   const Allocation& a = *m.allocations[rng() % m.allocations.size()];
-  if (a.peer || a.read_only || a.rank != w.wg->rank || !a.bytes) return;
+  if (a.read_only || (a.rank != w.wg->rank && !a.peer) || !a.bytes) return;
   const uint64_t line = (a.base + rng() % a.bytes) / LINE;
   const CacheLine& far = l2_line(w, line);
   CacheLine& near = slot(m.model->of_l1(m, *w.wg), line);
