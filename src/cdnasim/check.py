@@ -19,6 +19,7 @@ from pathlib import Path
 
 PROOFS = (
     ("1 opcodes against the ISA manual", "test_conformance.py"),
+    ("1 64-bit and floating-point atomics", "test_atomics_wide.py"),
     ("1 matrix layouts, memory and LDS opcodes", "test_layouts.py"),
     ("2 Triton kernels against torch", "test_triton.py"),
     ("2 Triton kernels against its interpreter", "test_triton_interpreter.py"),
