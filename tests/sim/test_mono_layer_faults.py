@@ -11,7 +11,7 @@ import pytest
 import torch
 from mono import layer_handoffs as handoffs
 from mono.layer_case import Shape
-from mono.layer_mutations import ATTENTION, PUBLISHED
+from mono.layer_mutations import ATTENTION, PUBLISHED, SILENT, SILENT_KEY
 from mono.layer_run import LayerRun, back_kernel, front_kernel
 from mono.mutations import COLLAPSED, REDUCE, SEAM
 from mono.run import WAIT_LIMIT, Run, same
@@ -145,7 +145,7 @@ STOPPED = {
     "front: collapsed": Stop("front", _COLLAPSED, front.COLLAPSED, _37),
     "front: mixes": Stop("front", _SUMS, front.MIXES, _37),
     "front: query rank": Stop("front", _published(37), front.QKV_ROWS, _37),
-    "front: key": Stop("front", _published(200), front.QKV_ROWS, frozenset({200}), fast=True),
+    "front: key": Stop("front", SILENT_KEY, front.QKV_ROWS, frozenset({SILENT}), fast=True),
     # Head 3 of the first group: its 16 blocks of 32.
     "back: attended": Stop("back", _HEADS, back.ATTENDED, frozenset(range(48, 64))),
     "back: ranks": Stop("back", _published(37), back.RANKS, _37),
