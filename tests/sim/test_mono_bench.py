@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import json
+import re
 
 import pytest
 from mono import bench
-from mono.sources import OVERLAY, source_hash
+from mono.sources import code_hash
 
 every_kernel = pytest.mark.parametrize("kernel", bench.KERNELS)
 
@@ -19,23 +19,36 @@ def test_the_page_is_written_from_the_counts(kernel: str) -> None:
     assert page.read_text() == bench.page(kernel, bench.kept(kernel))
 
 
-# Modelled time at 6 rows, at most this part of the base's. The goal is 0.65.
-REACHED = {"ffn": 0.87, "layer": 0.95}
+# What is reached at 6 rows: modelled time as a part of the base's (the goal is 0.65), and MB past the L2 (the
+# FFN launch's goal is 40).
+REACHED = {"ffn": (0.84, 40), "layer": (0.92, 48)}
 
 
 @every_kernel
-def test_the_goals_that_are_met(kernel: str) -> None:
-    """At 6 rows: fewer hand-offs than the base's, at most 40 MB past the L2, and less than its time."""
+def test_what_is_reached_at_6_rows(kernel: str) -> None:
+    """At most ten hand-offs and fewer than the base's, and no more time and traffic than ``REACHED``."""
     cases = {name: pair for name, pair in bench.kept(kernel).items() if name.endswith(" 6 rows")}
     assert len(cases) == 2
+    part, megabytes = REACHED[kernel]
     for pair in cases.values():
         depth = {who: sum(c.handoff_depth for c in launches) for who, launches in pair.items()}
         assert depth["ours"] < depth["base"] and depth["ours"] <= 10
-        assert sum(bench.scoped(c) for c in pair["ours"]) <= 45
-        assert bench.modelled_us(pair["ours"]) <= REACHED[kernel] * bench.modelled_us(pair["base"])
+        assert sum(bench.scoped(c) for c in pair["ours"]) <= megabytes
+        assert bench.modelled_us(pair["ours"]) <= part * bench.modelled_us(pair["base"])
+
+
+def of_these_sources(kernel: str, point: str) -> None:
+    tp, rows = (int(number) for number in re.findall(r"\d+", point))
+    now = code_hash(bench.builds(kernel, rows, tp))
+    assert bench.kept_code(kernel)[point] == now, f"{point}: the kernel changed: make bench-mono WRITE=1"
+
+
+@every_kernel
+def test_the_counts_at_6_rows_and_tp_4_are_of_these_sources(kernel: str) -> None:
+    of_these_sources(kernel, f"{kernel} TP4 6 rows")
 
 
 @pytest.mark.full
-@every_kernel
-def test_the_counts_are_of_these_sources(kernel: str) -> None:
-    assert json.loads(bench.files(kernel)[0].read_text())["source"] == source_hash(OVERLAY)
+@pytest.mark.parametrize("kernel, point", [(k, point) for k in bench.KERNELS for point in bench.kept_code(k)])
+def test_every_count_is_of_these_sources(kernel: str, point: str) -> None:
+    of_these_sources(kernel, point)

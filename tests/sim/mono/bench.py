@@ -24,13 +24,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from cdnasim import Device, timing
 from cdnasim.counts import Counts, counts
 from cdnasim.native import CHECKS
+from cdnasim.program import Kernel as Build
 from mono.beside_base import base_run
 from mono.case import make
 from mono.layer_beside_base import BaseLayer
 from mono.layer_case import Shape, make_layer
-from mono.layer_run import LayerRun
+from mono.layer_run import LayerRun, back_kernel, front_kernel
 from mono.run import Run
-from mono.sources import OVERLAY, source_hash
+from mono.sources import code_hash, compiled
 from rocm_overlay.project import Project
 
 ARCH = "gfx950"
@@ -70,6 +71,13 @@ def layer(rows: int, tp: int) -> Point:
     ours = LayerRun(case, device(tp))
     found["ours"] = [counts(half.launch(), ARCH) for half in (ours.front, ours.back)]
     return found
+
+
+def builds(kernel: str, rows: int, tp: int) -> list[Build]:
+    """Our kernels of a point, in the order of its launches."""
+    if kernel == "ffn":
+        return [compiled(rows, tp)]
+    return [front_kernel(Shape(rows, tp)), back_kernel(Shape(rows, tp))]
 
 
 def scoped(c: Counts) -> float:
@@ -162,6 +170,12 @@ def files(kernel: str) -> tuple[Path, Path]:
     return folder / f"{kernel}_mono_counts.json", folder / f"{kernel}_mono.md"
 
 
+def kept_code(kernel: str) -> dict[str, str]:
+    """``code_hash`` of our kernels by the kept points."""
+    code: dict[str, str] = json.loads(files(kernel)[0].read_text())["code"]
+    return code
+
+
 def kept(kernel: str) -> dict[str, Point]:
     """The counts of docs/tuning."""
     data = json.loads(files(kernel)[0].read_text())
@@ -179,23 +193,25 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="keep the counts and the table in docs/tuning")
     options = parser.parse_args()
     cases: dict[str, Point] = {}
+    code: dict[str, str] = {}
     for rows in options.rows:
         for tp in options.tp:
             name = f"{options.kernel} TP{tp} {rows} rows"
             started = time.monotonic()
             cases[name] = KERNELS[options.kernel].point(rows, tp)
+            code[name] = code_hash(builds(options.kernel, rows, tp))
             print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     print(table(cases))
     print("\nmodelled, not measured")
     if options.write:
-        write(options.kernel, cases)
+        write(options.kernel, cases, code)
 
 
-def write(kernel: str, cases: dict[str, Point]) -> None:
-    """Keep the counts and the page in docs/tuning."""
+def write(kernel: str, cases: dict[str, Point], code: dict[str, str]) -> None:
+    """Keep the counts, the hashes of the code that they are of, and the page in docs/tuning."""
     where, text = files(kernel)
     raw = {p: {who: [c.as_json() for c in each] for who, each in pair.items()} for p, pair in cases.items()}
-    found = {"arch": ARCH, "source": source_hash(OVERLAY), "cases": raw}
+    found = {"arch": ARCH, "code": code, "cases": raw}
     where.write_text(json.dumps(found, indent=1) + "\n")
     text.write_text(page(kernel, cases))
 

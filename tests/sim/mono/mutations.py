@@ -214,8 +214,8 @@ MUTATIONS = (
         "a tie goes to a higher expert",
         TIES,
         ROUTING,
-        "for i in reversed(range(values))",
-        "for i in range(values)",
+        "later = a < b",
+        "later = (a < b) | (a == b)",
     ),
     _one(
         "an intermediate block is one off",

@@ -143,6 +143,14 @@ def compiled_kind(kind: str, arch: str = "gfx950", overlay: Path = OVERLAY, **fi
     return load(text.read_text(), arch, str(text)).kernel()
 
 
+def code_hash(kernels: list[Kernel]) -> str:
+    """Of the instructions of some builds: what their counts are counts of."""
+    digest = hashlib.sha256()
+    for kernel in kernels:
+        digest.update("\n".join(kernel.texts).encode() + b"\0")
+    return digest.hexdigest()[:16]
+
+
 @dataclass(frozen=True)
 class Edit:
     """Replace ``old``, which occurs exactly once in ``file``, by ``new``."""

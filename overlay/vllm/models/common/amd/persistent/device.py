@@ -67,6 +67,15 @@ def unsigned_max(a: fx.Int32, b: fx.Int32) -> fx.Int32:
     return fx.Int32(arith.maxui(as_ir_value(a), as_ir_value(b)))
 
 
+def subtract_to_zero(value: fx.Int32, amount: int) -> fx.Int32:
+    """``value`` less ``amount``, as unsigned words; 0 where that is below 0."""
+    return fx.Int32(
+        llvm.call_intrinsic(
+            _i32(), "llvm.usub.sat.i32", [as_ir_value(value), as_ir_value(i32(amount))], [], []
+        )
+    )
+
+
 def uniform(value: fx.Int32) -> fx.Int32:
     """``value`` of the first active lane, known to be the same in the wave."""
     return fx.Int32(raw.readfirstlane(_i32(), as_ir_value(value)))
@@ -94,14 +103,15 @@ class Buffer:
             as_ir_value(i32(_DESCRIPTOR_FLAGS)),
         )
 
-    def load(self, offset: Any, count: int = 1, policy: int = CACHED) -> Any:
-        """``count`` (1, 2 or 4) 32-bit words at ``offset``: an ``Int32``, or a vector of them."""
+    def load(self, offset: Any, count: int = 1, policy: int = CACHED, base: Any = 0) -> Any:
+        """``count`` (1, 2 or 4) 32-bit words at ``base + offset``: an ``Int32``, or a vector of
+        them. ``base``, the same in the wave, costs no vector instruction."""
         result = _i32() if count == 1 else ir.VectorType.get([count], _i32())
         value = raw.RawPtrBufferLoadOp(
             result,
             self._resource,
             as_ir_value(i32(offset)),
-            as_ir_value(i32(0)),
+            as_ir_value(i32(base)),
             aux=ir.IntegerAttr.get(_i32(), policy),
         ).result
         return fx.Int32(value) if count == 1 else fx.Vector(value, (count,), fx.Int32)
@@ -118,11 +128,18 @@ class Buffer:
 
     def load_byte(self, offset: Any, policy: int = CACHED) -> fx.Int32:
         """One byte at ``offset``, zero-extended."""
+        return self._load_narrow(8, offset, policy, 0)
+
+    def load_half(self, offset: Any, policy: int = CACHED, base: Any = 0) -> fx.Int32:
+        """Two bytes at ``base + offset``, zero-extended."""
+        return self._load_narrow(16, offset, policy, base)
+
+    def _load_narrow(self, bits: int, offset: Any, policy: int, base: Any) -> fx.Int32:
         value = raw.RawPtrBufferLoadOp(
-            ir.IntegerType.get_signless(8),
+            ir.IntegerType.get_signless(bits),
             self._resource,
             as_ir_value(i32(offset)),
-            as_ir_value(i32(0)),
+            as_ir_value(i32(base)),
             aux=ir.IntegerAttr.get(_i32(), policy),
         ).result
         return fx.Int32(arith.extui(_i32(), value))
@@ -268,8 +285,26 @@ def half_wave_sum(value: fx.Float32) -> fx.Float32:
 
 def wave_max(value: fx.Int32) -> fx.Int32:
     """The largest value of the wave, in every lane and known to be uniform."""
-    top = _last_lane(value, lambda a, b: fx.max(a, b), fx.Int32(-(1 << 31)))
-    return fx.Int32(raw.readlane(_i32(), as_ir_value(top), as_ir_value(fx.Int32(63))))
+    for distance in (1, 2):
+        value = fx.max(value, quad_xor(value, distance))
+    for lanes in (4, 8):
+        value = fx.max(value, _dpp(value, _ROW_ROTATE + lanes))
+    rows = [lane_value(value, lane) for lane in range(0, WAVE, 16)]
+    return fx.max(fx.max(rows[0], rows[1]), fx.max(rows[2], rows[3]))
+
+
+def lane_value(value: fx.Int32, lane: Any) -> fx.Int32:
+    """The value of lane ``lane``, which is the same in the wave; so is what is returned."""
+    return fx.Int32(raw.readlane(_i32(), as_ir_value(value), as_ir_value(i32(lane))))
+
+
+def lanes_below(condition: Any) -> fx.Int32:
+    """In how many lanes before this one ``condition`` holds."""
+    mask = raw.ballot(ir.IntegerType.get_signless(64), as_ir_value(condition))
+    low = arith.trunci(_i32(), mask)
+    high = arith.trunci(_i32(), arith.shrui(mask, arith.constant(mask.type, 32)))
+    count = raw.mbcnt_lo(_i32(), low, as_ir_value(i32(0)))
+    return fx.Int32(raw.mbcnt_hi(_i32(), high, count))
 
 
 def first_lane_where(condition: Any) -> fx.Int32:

@@ -46,9 +46,13 @@ def square_root(x: fx.Float32) -> fx.Float32:
     return _intrinsic("llvm.amdgcn.sqrt.f32", x)
 
 
-def fused(a: fx.Float32, b: fx.Float32, c: fx.Float32) -> fx.Float32:
-    """a b + c, rounded once."""
-    return _intrinsic("llvm.fma.f32", a, b, c)
+def fused(a: Any, b: Any, c: Any) -> Any:
+    """a b + c of floats or of vectors of two, rounded once."""
+    if not isinstance(a, fx.Vector):
+        return _intrinsic("llvm.fma.f32", a, b, c)
+    two = ir.VectorType.get([2], ir.F32Type.get())
+    out = llvm.call_intrinsic(two, "llvm.fma.v2f32", [as_ir_value(x) for x in (a, b, c)], [], [])
+    return fx.Vector(out, (2,), fx.Float32)
 
 
 def maximum(a: fx.Float32, b: fx.Float32) -> fx.Float32:
@@ -67,11 +71,11 @@ def magnitude(x: fx.Float32) -> fx.Float32:
 
 
 def largest_magnitude(values: list[Any]) -> fx.Int32:
-    """The bits of the largest |x|, which order as unsigned integers do; a NaN is above every number."""
-    out = dev.f32_bits(values[0]) & 0x7FFFFFFF
+    """The bits of the largest |x|, which order as unsigned integers do; a NaN only if all are."""
+    out = magnitude(values[0])
     for value in values[1:]:
-        out = dev.unsigned_max(out, dev.f32_bits(value) & 0x7FFFFFFF)
-    return out
+        out = maximum(out, magnitude(value))
+    return dev.f32_bits(out)
 
 
 def unpack_bf16(pair: fx.Int32) -> tuple[fx.Float32, fx.Float32]:
@@ -110,13 +114,16 @@ def largest_of_pairs(pairs: list[Any]) -> fx.Int32:
 
 
 def mx_code(amax: fx.Int32) -> fx.Int32:
-    """The E8M0 code of a block whose largest magnitude has the bits ``amax``: ceil(log2(amax / 448)) + 127,
-    at
-    least 0.
+    """The E8M0 code of a block whose largest magnitude has the fp32 bits ``amax``: ceil(log2(amax / 448)) +
+    127, at least 0.
 
     448 is 1.75 x 2^8, so the exponent is rounded up where the mantissa is above 1.75."""
-    exponent = dev.shift_right(amax + 0x1FFFFF, 23)
-    return dev.unsigned_max(exponent, fx.Int32(8)) - 8
+    return dev.subtract_to_zero(dev.shift_right(amax + 0x1FFFFF, 23), 8)
+
+
+def mx_code_of_bf16(amax: fx.Int32) -> fx.Int32:
+    """``mx_code`` of a magnitude with the bf16 bits ``amax``."""
+    return dev.subtract_to_zero(dev.shift_right(amax + 0x1F, 7), 8)
 
 
 def mx_inverse(code: fx.Int32) -> fx.Float32:

@@ -40,6 +40,9 @@ XCDS = 8
 THREADS = 512
 WAVES = THREADS // 64
 
+# Waves that share a row's norm.
+ROW_PARTS = 2
+
 # A matrix instruction has 16 weight outputs, 16 step rows and 128 k.
 TILE = 16
 K_STEP = 128

@@ -14,6 +14,7 @@ from .geometry import (
     MIXES,
     QKV,
     QUERY_RANK,
+    ROW_PARTS,
     SELECTED,
     STREAMS,
     TILE,
@@ -83,7 +84,6 @@ def _ffn_lds(g: FfnGeometry) -> list[Region | Overlap]:
             )
         ),
         *_seam_lds(g),
-        Region("router_squares", (WAVES, TILE), 4),
         Region("pick_expert", (g.rows, g.picks), 4),
         Region("pick_weight", (g.rows, g.picks), 4),
         Region("active_bits", (g.experts // 32,), 4),
@@ -101,9 +101,7 @@ def _seam_lds(g: FfnGeometry) -> list[Region]:
         Region("streams", (g.rows, STREAMS, g.columns), 4),
         # A row of weights starts four banks after the one before.
         Region("mix_weights", (MIXES, STREAMS * g.columns + 4), 4),
-        # Rows past the last are where turns without a row add up.
-        Region("squares", (g.rows + 1, 10), 4),
-        Region("rstd", (g.rows,), 4),
+        Region("squares", (g.rows, ROW_PARTS), 4),
         Region("mixes", (32,), 4),
     ]
 

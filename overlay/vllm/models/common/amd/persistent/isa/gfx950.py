@@ -91,7 +91,7 @@ class Gfx950(Isa):
         half = ir.VectorType.get([2], ir.IntegerType.get_signless(16))
         scale = as_ir_value(dev.bits_f32(code << 23))
         bf16 = ir.VectorType.get([2], ir.BF16Type.get())
-        word = llvm.bitcast(half, as_ir_value(fx.Int32(0)))
+        word = llvm.UndefOp(half).result  # both halves are written
         for upper, pair in enumerate(pairs):
             word = raw.cvt_scalef32_pk_fp8_bf16(
                 half, word, llvm.bitcast(bf16, as_ir_value(pair)), scale, bool(upper)

@@ -100,9 +100,9 @@ def ffn_half(ctx: Context, partial_of: Callable[[Place], Any]) -> None:
     seam.fold(place.row, place.word, place.active, attention)
     collapsed.announce()
     collapsed.wait()
-    router.send_logits()
     activations = Activations(ctx)
     activations.norms()
+    router.send_logits(activations)
     operands = [activations.operands(tile) for tile in range(g.row_tiles)]
     seam.send_sums()
     gate_up = GateUp(ctx, operands)

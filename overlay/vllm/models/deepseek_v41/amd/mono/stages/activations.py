@@ -4,8 +4,9 @@
 Inputs: the collapsed rows (workspace), the norm's weights. Output, in registers of each wave: the MXFP8
 operands of every row for this wave's 640 of the 5120 hidden values: K steps w, w + 8, .. of wave w.
 
-Work split: the 512 lanes divide the values of a tile of 16 rows evenly, eight neighbours of a row a lane and
-turn; a wave's turn is 512 neighbours of one row. The bytes and codes go through LDS into the operand layout.
+Work split: wave w takes half w % 2 of rows w // 2, w // 2 + 4, .., so a row's sum of squares is two waves'
+and what a wave knows of a row is scalar; a wave's turn is 512 neighbours, a lane eight of them. The bytes
+and codes go through LDS into the operand layout.
 
 Numerics: RMSNorm in fp32 with the sum of squares of the bf16 row, rounded to bf16; one E8M0 code per 32 of
 the rounded values, e4m3 rounded to nearest even. The routed and the shared experts use the same codes.
@@ -13,20 +14,26 @@ the rounded values, e4m3 rounded to nearest even. The routed and the shared expe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import flydsl.expr as fx
 from vllm.models.common.amd.persistent import device as dev
 from vllm.models.common.amd.persistent import math as m
-from vllm.models.common.amd.persistent.isa.base import Code
+from vllm.models.common.amd.persistent.isa.base import Code, Isa
 
-from ..geometry import HIDDEN, K_STEP, NORM_EPSILON, TILE, WAVES
+from ..geometry import HIDDEN, K_STEP, NORM_EPSILON, ROW_PARTS, TILE, WAVES
 from .context import Context
 
 HALVES = 2
 _TURN = 64 * 8  # values of a wave's turn
-TURNS_A_ROW = HIDDEN // _TURN
+_TURNS = HIDDEN // ROW_PARTS // _TURN
+_ROWS_AT_ONCE = WAVES // ROW_PARTS
+# Rows of a wave whose values stay in registers from the sums of squares to the quantisation, and rows that
+# are loaded together for those sums.
+_KEPT, _TOGETHER = 2, 4
 
 
 @dataclass
@@ -37,78 +44,116 @@ class Operand:
     code: Code
 
 
+@dataclass
+class Normed:
+    """Eight neighbours of a row after its norm: four bf16 pairs, and the bits of the largest magnitude before
+    rounding."""
+
+    pairs: list[Any]
+    largest: Any
+
+    @classmethod
+    def of(cls, isa: Isa, words: Any, rstd: Any, weights: list[Any]) -> Normed:
+        """``words``: four bf16 pairs; ``weights``: the norm's, eight floats."""
+        values = [x * rstd for i in range(4) for x in m.unpack_bf16(words[i])]
+        values = [x * weight for x, weight in zip(values, weights, strict=True)]
+        pairs = [isa.pack_bf16(*values[i : i + 2]) for i in range(0, 8, 2)]
+        return cls(pairs, m.largest_magnitude(values))
+
+    def quantise(self, isa: Isa) -> tuple[Any, Any]:
+        """(two words of e4m3, the E8M0 code) of a block that four neighbouring lanes hold."""
+        largest = self.largest
+        for distance in (1, 2):
+            largest = dev.unsigned_max(largest, dev.quad_xor(largest, distance))
+        # The largest of the rounded values is the rounded largest.
+        code = m.mx_code_of_bf16(isa.pack_bf16(dev.bits_f32(largest), fx.Float32(0.0)))
+        return dev.vector_i32([isa.scale_fp8(self.pairs[i : i + 2], code) for i in (0, 2)]), code
+
+
 class Activations:
-    """Turns of every row, dealt to the waves in order. ``hand_out``: the address of a bf16 [rows, 5120] to
-    which the workgroup of a row's number stores that row normalised, 0 for nowhere."""
+    """``hand_out``: the address of a bf16 [rows, 5120] to which the workgroup of a row's number stores that
+    row normalised, 0 for nowhere."""
 
     def __init__(self, ctx: Context, hand_out: Any = None) -> None:
         self.ctx, self._hand_out = ctx, hand_out
-        # Values of the sums of squares are kept for the quantisation while they fit the registers.
-        self._held: dict[int, Any] = {}
-        self._keep = ctx.geometry.rows * TURNS_A_ROW <= 10 * WAVES
+        self._half = ctx.wave % ROW_PARTS
+        self._keep = ctx.geometry.rows <= _KEPT * _ROWS_AT_ONCE
+        self._held: dict[int, list[Any]] = {}
 
-    def _turns(self, tile: int) -> list[int]:
-        rows = min(TILE, self.ctx.geometry.rows - tile * TILE)
-        return list(range(tile * TILE * TURNS_A_ROW, (tile * TILE + rows) * TURNS_A_ROW, WAVES))
+    # ---- a wave's rows: every fourth from its first on. ``first`` is the row of wave 0.
+    def _firsts(self, tile: int) -> range:
+        return range(tile * TILE, min(self.ctx.geometry.rows, (tile + 1) * TILE), _ROWS_AT_ONCE)
 
-    def _place(self, first: int) -> tuple[Any, Any, Any]:
-        """(turn, row, index of this lane's eight values in the row) of this wave among eight turns."""
-        ctx = self.ctx
-        turn = ctx.wave + first
-        row = turn // TURNS_A_ROW
-        return turn, row, turn % TURNS_A_ROW * 64 + ctx.lane
+    def _row(self, first: int) -> Any:
+        """The wave's row; the last one in waves that have none."""
+        row = self.ctx.wave // ROW_PARTS + first
+        last = self.ctx.geometry.rows - 1
+        return row if first + _ROWS_AT_ONCE - 1 <= last else fx.min(row, fx.Int32(last))
 
-    def _is_turn(self, first: int, turn: Any) -> Any:
-        """Whether the wave has a turn; None if all waves have."""
-        total = self.ctx.geometry.rows * TURNS_A_ROW
-        return None if first + WAVES <= total else turn < total
+    def _where_there(self, first: int, body: Callable[[], None]) -> None:
+        """Run ``body`` in the waves that have a row."""
+        rows = self.ctx.geometry.rows
+        if first + _ROWS_AT_ONCE <= rows:
+            body()
+        else:
+            dev.when(self.ctx.wave // ROW_PARTS + first < rows)(body)
 
-    def load(self, first: int) -> Any:
+    def _load(self, first: int, turn: int) -> Any:
         """This lane's eight values, as four bf16 pairs."""
         ctx = self.ctx
-        _, row, eight = self._place(first)
-        # A turn past the last row reads past the end: zeros.
-        return ctx.work.load(ctx.workspace.collapsed.at(row, eight * 4), 4)
+        start = ctx.workspace.collapsed.at(self._row(first), self._half * (HIDDEN // ROW_PARTS // 2))
+        return ctx.work.load(ctx.lane * 16 + turn * (_TURN * 2), 4, base=start)
 
+    # ---- the norm
     def norms(self) -> None:
-        """1 / rms of every row, to LDS. Two barriers."""
-        ctx, lds = self.ctx, self.ctx.lds
-        all_turns = [first for tile in range(ctx.geometry.row_tiles) for first in self._turns(tile)]
-        at_once = 10
-        for begin in range(0, len(all_turns), at_once):
-            chunk = all_turns[begin : begin + at_once]
-            loaded = {first: self.load(first) for first in chunk}
+        """The sums of squares of every row, to LDS. One barrier."""
+        ctx = self.ctx
+        firsts = [first for tile in range(ctx.geometry.row_tiles) for first in self._firsts(tile)]
+        for begin in range(0, len(firsts), _TOGETHER):
+            chunk = firsts[begin : begin + _TOGETHER]
+            loaded = {first: [self._load(first, turn) for turn in range(_TURNS)] for first in chunk}
             if self._keep:
-                self._held.update(loaded)
-            for first, words in loaded.items():
-                squares = fx.Float32(0.0)
-                for i in range(4):
-                    squares = ctx.isa.dot_bf16(words[i], words[i], squares)
-                squares = dev.last_lane_sum(squares)
-                turn, row, _ = self._place(first)
-
-                @dev.when(ctx.lane == 63)
-                def _(row: Any = row, turn: Any = turn, squares: Any = squares) -> None:
-                    ctx.shared.store(lds.squares.at(row, turn % TURNS_A_ROW), squares)
-
+                self._held = loaded
+            for first, turns in loaded.items():
+                self._where_there(first, partial(self._add_squares, first, turns))
             ctx.fence()
         dev.barrier()
 
-        @dev.when(ctx.thread < ctx.geometry.rows)
-        def _finish() -> None:
-            total = fx.Float32(0.0)
-            for i in range(TURNS_A_ROW):
-                total = total + dev.bits_f32(ctx.shared.load(lds.squares.at(ctx.thread, i)))
-            rstd = m.reciprocal_sqrt(total * (1.0 / HIDDEN) + NORM_EPSILON)
-            ctx.shared.store(lds.rstd.at(ctx.thread), rstd)
+    def _add_squares(self, first: int, turns: list[Any]) -> None:
+        ctx = self.ctx
+        sums = [fx.Float32(0.0)] * 2  # two chains
+        for words in turns:
+            for i in range(4):
+                sums[i % 2] = ctx.isa.dot_bf16(words[i], words[i], sums[i % 2])
+        squares = dev.last_lane_sum(sums[0] + sums[1])
 
-        dev.barrier()
+        @dev.when(ctx.lane == dev.WAVE - 1)
+        def _() -> None:
+            ctx.shared.store(ctx.lds.squares.at(self._row(first), self._half), squares)
 
+    def rstd(self, row: Any) -> Any:
+        """1 / rms of a row, after ``norms``."""
+        halves = self.ctx.shared.load(self.ctx.lds.squares.at(row), ROW_PARTS)
+        total = dev.bits_f32(halves[0]) + dev.bits_f32(halves[1])
+        return m.reciprocal_sqrt(total * (1.0 / HIDDEN) + NORM_EPSILON)
+
+    # ---- the operands
     def operands(self, tile: int) -> list[Operand]:
         """The operands of one tile, one for each 128 k of this wave. Two barriers."""
-        ctx = self.ctx
-        for first in self._turns(tile):
-            self._quantise(tile, first)
+        ctx, firsts = self.ctx, self._firsts(tile)
+        rstd = {first: self.rstd(self._row(first)) for first in firsts}
+        loaded = {} if self._keep else {first: self._load(first, 0) for first in firsts}
+        for turn in range(_TURNS):
+            if self._keep:
+                words = {first: dev.pin(self._held[first][turn]) for first in firsts}
+            else:
+                words = loaded
+                # On their way while this turn's are quantised.
+                loaded = {first: self._load(first, turn + 1) for first in firsts if turn + 1 < _TURNS}
+            weights = self._weights(turn)
+            for first in firsts:
+                quantise = partial(self._quantise, tile, first, turn, words[first], rstd[first], weights)
+                self._where_there(first, quantise)
             ctx.fence()
         dev.barrier()
         out = self._read(tile)
@@ -116,48 +161,35 @@ class Activations:
         dev.barrier()
         return out
 
-    def _quantise(self, tile: int, first: int) -> None:
+    def _weights(self, turn: int) -> list[Any]:
+        ctx = self.ctx
+        at = ctx.lds.norm.at(self._half * (HIDDEN // ROW_PARTS // 2) + turn * (_TURN // 2) + ctx.lane * 4)
+        words = ctx.shared.load(at, 4)
+        return [x for i in range(4) for x in m.unpack_bf16(words[i])]
+
+    def _quantise(self, tile: int, first: int, turn: int, words: Any, rstd: Any, weights: list[Any]) -> None:
         ctx, lds = self.ctx, self.ctx.lds
-        turn, row, eight = self._place(first)
-        words = dev.pin(self._held[first]) if self._keep else self.load(first)
-        weights = ctx.shared.load(lds.norm.at(eight * 4), 4)
-        rstd = dev.bits_f32(ctx.shared.load(lds.rstd.at(fx.min(row, fx.Int32(ctx.geometry.rows - 1)))))
-        pairs = []
-        for i in range(4):
-            low, high = m.unpack_bf16(words[i])
-            low_weight, high_weight = m.unpack_bf16(weights[i])
-            pairs.append(ctx.isa.pack_bf16(low * rstd * low_weight, high * rstd * high_weight))
-        self._store_normed(row, eight, pairs)
-        amax = m.largest_of_pairs(pairs)
-        for distance in (1, 2):
-            amax = dev.unsigned_max(amax, dev.quad_xor(amax, distance))
-        code = m.mx_code(amax)
-        packed = dev.vector_i32([ctx.isa.scale_fp8(pairs[i : i + 2], code) for i in (0, 2)])
-        tile_row = row - tile * TILE
-        block = eight // 4  # of 32 values
-        step, group = block // 4, block % 4
+        row = self._row(first)
+        normed = Normed.of(ctx.isa, words, rstd, weights)
+        value = self._half * (HIDDEN // ROW_PARTS) + turn * _TURN
+        self._store_normed(row, value, normed.pairs)
+        packed, code = normed.quantise(ctx.isa)
+        ctx.shared.store(lds.activations.at(row - tile * TILE, value) + ctx.lane * 8, packed)
+        # A turn is four K steps, a quarter of the wave one of them, four neighbours a code: each stores it.
+        step = dev.shift_right(value, K_STEP.bit_length() - 1)
+        at = lds.codes.at(
+            row - tile * TILE, (step & (WAVES - 1)) + ctx.group, ctx.lane // 4 & 3, step // WAVES
+        )
+        ctx.shared.store_byte(at, code)
 
-        def store() -> None:
-            ctx.shared.store(lds.activations.at(tile_row, eight * 8), packed)
-
-            @dev.when(ctx.lane % 4 == 0)
-            def _() -> None:
-                at = lds.codes.at(tile_row, step % WAVES, group, step // WAVES)
-                ctx.shared.store_byte(at, code)
-
-        there = self._is_turn(first, turn)
-        if there is None:
-            store()
-        else:
-            dev.when(there)(store)
-
-    def _store_normed(self, row: Any, eight: Any, pairs: list[Any]) -> None:
+    def _store_normed(self, row: Any, value: Any, pairs: list[Any]) -> None:
         if self._hand_out is None:
             return
 
-        @dev.when((self._hand_out != 0) & (self.ctx.workgroup == row) & (row < self.ctx.geometry.rows))
+        @dev.when((self._hand_out != 0) & (self.ctx.workgroup == row))
         def _() -> None:
-            dev.Buffer(self._hand_out).store(row * (HIDDEN * 2) + eight * 16, dev.vector_i32(pairs))
+            at = (row * HIDDEN + value) * 2 + self.ctx.lane * 16
+            dev.Buffer(self._hand_out).store(at, dev.vector_i32(pairs))
 
     def _read(self, tile: int) -> list[Operand]:
         """Lanes without a row read the last row's operands; nothing of theirs is handed over."""

@@ -99,23 +99,24 @@ class GateUp:
         codes = dev.Buffer(ctx.args.w13_scale + fx.Int64(expert) * expert_codes, expert_codes)
         past = fx.Int32(dev.PAST_END)
         at = block * (_TILES * _TILE_BYTES) + ctx.wave * 1024 + ctx.lane * 16
-        code_at = (block * 2 * (_CODE_COLUMNS // 8) + ctx.wave // 2) * 256 + ctx.lane * 4
+        code_at = (block * 2 * (_CODE_COLUMNS // 8) + ctx.wave // 2) * 256 + ctx.lane * 4 + ctx.wave % 2 * 2
         return weights, codes, there.select(at, past), there.select(code_at, past)
 
     def _load(self, where: tuple[dev.Buffer, dev.Buffer, Any, Any], pairs: range) -> list[Any]:
-        """The weights of some gate/up pairs of tiles, step by step, then their words of codes.
+        """The weights of some gate/up pairs of tiles, step by step, then their codes.
 
         A word has the codes of one gate and one up row for two K steps: gate, up, gate, up from the low byte.
         """
         weights, codes, at, code_at = where
         operands = [
-            weights.load(at + ((2 * pair + which) * _TILE_BYTES + step * WAVES * 1024), 4, dev.STREAM)
+            weights.load(at, 4, dev.STREAM, base=(2 * pair + which) * _TILE_BYTES + step * WAVES * 1024)
             for pair in pairs
             for step in range(self.steps)
             for which in range(2)
         ]
+        # A wave's K steps are all even or all odd, so it reads its half of a word.
         words = [
-            codes.load(code_at + (pair * (_CODE_COLUMNS // 8) + step * WAVES // 2) * 256, 1, dev.STREAM)
+            codes.load_half(code_at, dev.STREAM, base=(pair * (_CODE_COLUMNS // 8) + step * WAVES // 2) * 256)
             for pair in pairs
             for step in range(self.steps)
         ]
@@ -128,8 +129,7 @@ class GateUp:
         ``picked``."""
         ctx = self.ctx
         num_codes = len(pairs) * self.steps
-        # A wave's K steps are all even or all odd.
-        words = [dev.shift_right(word, ctx.wave % 2 * 16) for word in loaded[-num_codes:]]
+        words = loaded[-num_codes:]
         out = [list(tiles) for tiles in acc]
         mine = [2 * pair + which for pair in pairs for which in range(2)]
         for rows in range(ctx.geometry.row_tiles):

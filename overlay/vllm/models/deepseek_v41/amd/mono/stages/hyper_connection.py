@@ -128,14 +128,18 @@ class HyperConnection:
             @dev.when(item < items)
             def _() -> None:
                 row, which = item // SEAM_SUMS, item % SEAM_SUMS
-                squares = which == MIXES
-                source = squares.select(fx.Int32(0), which)
-                total = fx.Float32(0.0)
+                values_at = lds.streams.at(row)
+                # The sum of squares is the streams' product with themselves.
+                weights_at = (which == MIXES).select(values_at, lds.mix_weights.at(which))
+                sums = [dev.vector_f32([fx.Float32(0.0)] * 2)] * 2
                 for quad in range(quads):
-                    values = ctx.shared.load(lds.streams.at(row, 0, 0) + quad * 16, 4).bitcast(fx.Float32)
-                    weights = ctx.shared.load(lds.mix_weights.at(source, quad * 4), 4).bitcast(fx.Float32)
-                    for i in range(4):
-                        total = m.fused(values[i], squares.select(values[i], weights[i]), total)
+                    values = ctx.shared.load(values_at + quad * 16, 4).bitcast(fx.Float32)
+                    weights = ctx.shared.load(weights_at + quad * 16, 4).bitcast(fx.Float32)
+                    for i in range(2):
+                        pair = [dev.vector_f32([x[2 * i], x[2 * i + 1]]) for x in (values, weights)]
+                        sums[i] = m.fused(*pair, sums[i])
+                both = sums[0] + sums[1]
+                total = both[0] + both[1]
                 at = ctx.workspace.seam_sums.at(row, which, ctx.slice_idx)
                 send(ctx.work, at, dev.f32_bits(total), tag_word(ctx.launch.tag), dev.DEVICE)
 

@@ -25,7 +25,6 @@ from .context import Context
 from .mx_linear import MxLinear, Run, leave_sums, publish_outputs, zeros
 from .published import PublishedRows
 
-# What an error record says was awaited in wo_a: the block of the group, of 128.
 _PARTS = 2  # the 16 and the 4 outputs of wo_b
 _STEPS = GROUP_K // K_STEP // WAVES  # of one wave in wo_a
 
@@ -73,6 +72,7 @@ class OutputProjection:
             ctx.work,
             [at + 16 * i for i in range(_STEPS // 2)],
             inside,
+            # The block of 32 in the group.
             lambda load, word: (first + 2 * load + word) * 4 + ctx.group,
         )
         codes = [Code(pair[i]) for pair in pairs for i in (1, 3)]
@@ -89,12 +89,15 @@ class OutputProjection:
         ctx, g = self.ctx, self.ctx.geometry
         linear = MxLinear(ctx, ctx.args.wo_b, ctx.args.wo_b_scale, HIDDEN, g.rank_columns)
         self._mine = [ctx.wave + i * WAVES for i in range(g.rank_columns // K_STEP // WAVES)]
-        self._wo_b = {}
-        for part in range(_PARTS):
-            column = ctx.row + part * TILE
-            output = ctx.slice_idx * g.columns + column
-            for step in self._mine:
-                self._wo_b[part, id(step)] = linear.operand(output, column < g.columns, step)
+        columns = [ctx.row + part * TILE for part in range(_PARTS)]
+        # By part, a step of this wave after the other.
+        self._wo_b = [
+            [
+                linear.operand(ctx.slice_idx * g.columns + column, column < g.columns, step)
+                for step in self._mine
+            ]
+            for column in columns
+        ]
 
     def partial(self) -> None:
         """wo_b's sums, left in LDS. One barrier after the wait's."""
@@ -104,10 +107,10 @@ class OutputProjection:
         for tile in range(g.row_tiles):
             row = tile * TILE + ctx.row
             at = (row < g.rows).select(self.ranks.rows.at(row), fx.Int32(dev.PAST_END))
-            for step in self._mine:
+            for i, step in enumerate(self._mine):
                 x = Run.load(ctx, at, step).operand(ctx)
                 for part in range(_PARTS):
-                    w, where = self._wo_b[part, id(step)], tile * _PARTS + part
+                    w, where = self._wo_b[part][i], tile * _PARTS + part
                     acc[where] = ctx.isa.mfma_fp8(w.words, w.code, x.words, x.code, acc[where])
             ctx.fence()
         leave_sums(ctx, acc)

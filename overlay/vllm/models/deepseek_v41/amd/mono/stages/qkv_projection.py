@@ -35,7 +35,7 @@ from ..geometry import (
     TILE,
     WAVES,
 )
-from .activations import HALVES, Operand
+from .activations import HALVES, Normed, Operand
 from .context import Context
 from .mx_linear import MxLinear, leave_sums, publish_outputs, sum_waves, zeros
 from .published import PublishedRows
@@ -179,15 +179,9 @@ class QueryProjection:
             total = total + dev.bits_f32(ctx.shared.load(lds.query_squares.at(place.row, part)))
         rstd = m.reciprocal_sqrt(total * (1.0 / QUERY_RANK) + NORM_EPSILON)
         weights = ctx.shared.load(lds.query_norm.at(place.eight * 4), 4)
-        pairs = []
-        for i, word in enumerate(words):
-            (low, high), (first, second) = m.unpack_bf16(word), m.unpack_bf16(weights[i])
-            pairs.append(ctx.isa.pack_bf16(low * rstd * first, high * rstd * second))
-        amax = m.largest_of_pairs(pairs)
-        for distance in (1, 2):
-            amax = dev.unsigned_max(amax, dev.quad_xor(amax, distance))
-        code = m.mx_code(amax)
-        packed = dev.vector_i32([ctx.isa.scale_fp8(pairs[i : i + 2], code) for i in (0, 2)])
+        floats = [x for i in range(4) for x in m.unpack_bf16(weights[i])]
+        normed = Normed.of(ctx.isa, words, rstd, floats)
+        packed, code = normed.quantise(ctx.isa)
         block = place.eight // 4  # of 32 values
         step, group = block // 4, block % 4
 
@@ -204,7 +198,7 @@ class QueryProjection:
         @dev.when((ctx.args.query_rank_out != 0) & (ctx.workgroup == tile) & place.there)
         def _() -> None:
             at = (place.row + tile * TILE) * (QUERY_RANK * 2) + place.eight * 16
-            dev.Buffer(ctx.args.query_rank_out).store(at, dev.vector_i32(pairs))
+            dev.Buffer(ctx.args.query_rank_out).store(at, dev.vector_i32(normed.pairs))
 
     def _multiply(self, tile: int) -> Any:
         """Lanes without a row read the last row's operands; nothing of theirs is stored."""

@@ -16,6 +16,7 @@ row of padding picks valid experts whatever it holds.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import flydsl.expr as fx
@@ -23,8 +24,9 @@ from vllm.models.common.amd.persistent import device as dev
 from vllm.models.common.amd.persistent import math as m
 from vllm.models.common.amd.persistent.handoff import Receiver, send, tag_word
 
-from ..geometry import HIDDEN, NORM_EPSILON, ROUTED_SCALING, ROUTER_EXPERTS, THREADS, TILE, WAVES
+from ..geometry import HIDDEN, ROUTED_SCALING, ROUTER_EXPERTS, THREADS, TILE, WAVES
 from ..regions import NO_SLOT
+from .activations import Activations
 from .context import Context
 
 # Keys of the choice are order-preserving integers; these two rank below every number.
@@ -69,86 +71,72 @@ class Router:
             for half in range(self._halves()):
                 gate.warm(base + half * 128)
 
-    def send_logits(self) -> None:
-        """Logits of this workgroup's experts for every row, if it has experts."""
+    def send_logits(self, activations: Activations) -> None:
+        """Logits of this workgroup's experts for every row, if it has experts; after the rows' norms."""
         ctx = self.ctx
 
         @dev.when(ctx.workgroup < ctx.geometry.router_tiles)
         def _() -> None:
-            for tile in range(ctx.geometry.row_tiles):
-                self._tile_logits(tile)
+            self._multiply(activations)
+            dev.barrier()
 
-    def _tile_logits(self, tile: int) -> None:
-        """Three barriers."""
+            @dev.when(ctx.wave < ctx.geometry.row_tiles)
+            def _() -> None:
+                self._send_tile(ctx.wave)
+
+            # The operands take the place of the sums.
+            dev.barrier()
+
+    def _multiply(self, activations: Activations) -> None:
+        """A wave's part of every logit, to LDS."""
         ctx, g, lds = self.ctx, self.ctx.geometry, self.ctx.lds
-        fold, which, k = self._fold()
+        _, which, k = self._fold()
         gate, gate_at = self._gate()
-        row = which + tile * TILE
-        at = (row < g.rows).select(ctx.workspace.collapsed.at(row, k // 2), fx.Int32(dev.PAST_END))
-        held = g.rows <= TILE  # otherwise the rows are read again below
-        runs = [self._run(at, half) for half in range(self._halves())]
-        squares = fx.Float32(0.0)
-        for run in runs:
-            for word in run:
-                low, high = m.unpack_bf16(word)
-                squares = m.fused(high, high, m.fused(low, low, squares))
-            ctx.fence()
-        rstd = self._reciprocal_norm(squares, fold)
-        acc = dev.vector_f32([fx.Float32(0.0)] * 4)
+        tiles = range(g.row_tiles)
+        rows = [which + tile * TILE for tile in tiles]
+        at = [
+            (row < g.rows).select(ctx.workspace.collapsed.at(row, k // 2), fx.Int32(dev.PAST_END))
+            for row in rows
+        ]
+        rstd = [activations.rstd(fx.min(row, fx.Int32(g.rows - 1))) for row in rows]
+        acc = [dev.vector_f32([fx.Float32(0.0)] * 4) for _ in tiles]
         for half in range(self._halves()):
-            words = dev.pin(dev.vector_i32(runs[half])) if held else self._run(at, half)
-            normed = self._normed(words, k + half * 64, rstd)
-            for part in range(2):
-                weights = gate.load(gate_at + half * 128 + part * 16, 4)
-                operand = dev.vector_i32(normed[part * 4 : part * 4 + 4])
-                acc = ctx.isa.mfma_bf16(weights, operand, acc)
+            weights = self._norm_weights(k + half * 64)
+            gates = [gate.load(gate_at + half * 128 + part * 16, 4) for part in range(2)]
+            runs = [self._run(at[tile], half) for tile in tiles]
+            for tile in tiles:
+                normed = self._normed(runs[tile], rstd[tile], weights)
+                for part in range(2):
+                    operand = dev.vector_i32(normed[part * 4 : part * 4 + 4])
+                    acc[tile] = ctx.isa.mfma_bf16(gates[part], operand, acc[tile])
             ctx.fence()
-        ctx.shared.store(lds.partial.at(0, ctx.wave, 0, ctx.lane), acc)
-        dev.barrier()
-
-        @dev.when(ctx.wave == 0)
-        def _() -> None:
-            self._send_tile(tile, fold, which)
-
-        dev.barrier()
+        for tile in tiles:
+            ctx.shared.store(lds.partial.at(0, ctx.wave, tile, ctx.lane), acc[tile])
 
     def _run(self, at: Any, half: int) -> list[Any]:
         work = self.ctx.work
         return [x for quad in range(2) for x in _words(work.load(at + half * 128 + quad * 16, 4))]
 
-    def _reciprocal_norm(self, squares: Any, fold: int) -> Any:
-        ctx, lds = self.ctx, self.ctx.lds
-        for distance in (16, 32, 8)[: 2 + (fold == 2)]:
-            squares = squares + dev.shuffle_xor(squares, distance)
-
-        @dev.when(ctx.group == 0)
-        def _() -> None:
-            ctx.shared.store(lds.router_squares.at(ctx.wave, ctx.row), squares)
-
-        dev.barrier()
-        total = fx.Float32(0.0)
-        for wave in range(WAVES):
-            total = total + dev.bits_f32(ctx.shared.load(lds.router_squares.at(wave, ctx.row)))
-        return m.reciprocal_sqrt(total * (1.0 / HIDDEN) + NORM_EPSILON)
-
-    def _normed(self, words: Any, k: Any, rstd: Any) -> list[Any]:
-        """Eight bf16 pairs after the norm."""
+    def _norm_weights(self, k: Any) -> list[Any]:
+        """Of 16 neighbours, as floats."""
         ctx = self.ctx
         at = ctx.lds.norm.at(k // 2)
-        weights = [x for quad in range(2) for x in _words(ctx.shared.load(at + 16 * quad, 4))]
-        out = []
-        for i in range(8):
-            low, high = m.unpack_bf16(words[i])
-            low_weight, high_weight = m.unpack_bf16(weights[i])
-            out.append(ctx.isa.pack_bf16(low * rstd * low_weight, high * rstd * high_weight))
-        return out
+        words = [x for quad in range(2) for x in _words(ctx.shared.load(at + 16 * quad, 4))]
+        return [x for word in words for x in m.unpack_bf16(word)]
 
-    def _send_tile(self, tile: int, fold: int, which: Any) -> None:
+    def _normed(self, words: list[Any], rstd: Any, weights: list[Any]) -> list[Any]:
+        """Eight bf16 pairs after the norm."""
+        values = [x * rstd for word in words for x in m.unpack_bf16(word)]
+        values = [x * weight for x, weight in zip(values, weights, strict=True)]
+        return [self.ctx.isa.pack_bf16(*values[i : i + 2]) for i in range(0, 16, 2)]
+
+    def _send_tile(self, tile: Any) -> None:
         """Lane (g, r) of the sum has experts 4 g .. of row r; of folded parts, those on the diagonal."""
         ctx, g, lds = self.ctx, self.ctx.geometry, self.ctx.lds
-        total = ctx.shared.load(lds.partial.at(0, 0, 0, ctx.lane), 4).bitcast(fx.Float32)
+        fold, _, _ = self._fold()
+        total = ctx.shared.load(lds.partial.at(0, 0, tile, ctx.lane), 4).bitcast(fx.Float32)
         for wave in range(1, WAVES):
-            total = total + ctx.shared.load(lds.partial.at(0, wave, 0, ctx.lane), 4).bitcast(fx.Float32)
+            total = total + ctx.shared.load(lds.partial.at(0, wave, tile, ctx.lane), 4).bitcast(fx.Float32)
         values = [total[i] for i in range(4)]
         if fold == 2:
             # Groups 2 and 3 with rows 8 .. 15 hold the second part of groups 0 and 1 with rows 0 .. 7.
@@ -182,34 +170,37 @@ class Router:
         dev.loop(self.ctx.wave, self.ctx.geometry.rows, WAVES, [], one)
 
     def _choose_row(self, row: Any) -> None:
-        """Value i of lane l is expert 64 i + l."""
+        """Lane l has experts from ``values`` l on, so of equal keys the lowest expert's is in the lowest
+        lane."""
         ctx, g = self.ctx, self.ctx.geometry
         values = g.experts // dev.WAVE
-        base = ctx.workspace.logits.at(row, ctx.lane)
-        words = Receiver(ctx.launch, self.stage_choose).words(
+        first = ctx.lane * values
+        base = ctx.workspace.logits.at(row, first)
+        words = Receiver(ctx.launch, self.stage_choose).pairs(
             ctx.work,
-            [base + i * dev.WAVE * 8 for i in range(values)],
+            [base + 16 * i for i in range(values // 2)],
             ctx.lane >= 0,
-            lambda i, _: (ctx.lane + i * dev.WAVE) // ROUTER_EXPERTS,
+            lambda load, word: (first + 2 * load + word) // ROUTER_EXPERTS,
         )
         bias = dev.Buffer(ctx.args.gate_bias)
-        biases = [dev.bits_f32(bias.load((ctx.lane + i * dev.WAVE) * 4)) for i in range(values)]
-        keys = [_ranked(_score(dev.bits_f32(x[0])) + b) for x, b in zip(words, biases, strict=True)]
+        keys = []
+        for i, pair in enumerate(words):
+            biases = bias.load((first + 2 * i) * 4, 2).bitcast(fx.Float32)
+            keys += [_ranked(_score(dev.bits_f32(pair[2 * j])) + biases[j]) for j in range(2)]
+        ranked = _descending([(key, fx.Int32(i)) for i, key in enumerate(keys)])
+        # As many as the picks can ask a lane for.
+        ranked = (ranked + [(fx.Int32(_TAKEN), fx.Int32(0))] * g.picks)[: g.picks]
         picked = fx.Int32(0)
         for pick in range(g.picks):
-            best = keys[0]
-            for key in keys[1:]:
-                best = fx.max(best, key)
-            best = dev.wave_max(best)
-            winner = fx.Int32(0)
-            for i in reversed(range(values)):
-                lane = dev.first_lane_where(keys[i] == best)
-                winner = (lane >= 0).select(lane + i * dev.WAVE, winner)
-            keys = [
-                (ctx.lane + i * dev.WAVE == winner).select(fx.Int32(_TAKEN), key)
-                for i, key in enumerate(keys)
+            key, value = ranked[0]
+            lane = dev.first_lane_where(key == dev.wave_max(key))
+            picked = (ctx.lane == pick).select(lane * values + dev.lane_value(value, lane), picked)
+            # The lane's next one takes the place.
+            here = ctx.lane == lane
+            ranked = [
+                (here.select(after[0], one[0]), here.select(after[1], one[1]))
+                for one, after in itertools.pairwise(ranked)
             ]
-            picked = (ctx.lane == pick).select(winner, picked)
         self._store_picks(row, picked)
 
     def _store_picks(self, row: Any, picked: Any) -> None:
@@ -235,21 +226,21 @@ class Router:
         """The picked experts in ascending order and who picked them, in LDS; returns their number. A barrier
         must come before."""
         ctx, g, lds = self.ctx, self.ctx.geometry, self.ctx.lds
+        # A wave has the experts of two words.
         words = [
-            ctx.shared.load(lds.active_bits.at(4 * i), 4)[j]
+            dev.uniform(ctx.shared.load(lds.active_bits.at(4 * i), 4)[j])
             for i in range(g.experts // 128)
             for j in range(4)
         ]
-        own_word, own_bit = ctx.thread // 32, ctx.thread % 32
-        below, total, mine = fx.Int32(0), fx.Int32(0), fx.Int32(0)
+        before, total = fx.Int32(0), fx.Int32(0)
         for i, word in enumerate(words):
-            here = own_word == i
-            bits = here.select(word & ((fx.Int32(1) << own_bit) - 1), word)
-            counted = dev.count_bits(bits)
-            below = below + (own_word >= i).select(counted, fx.Int32(0))
-            total = total + dev.count_bits(word)
-            mine = here.select(word, mine)
-        present = dev.both(ctx.thread < g.experts, (dev.shift_right(mine, own_bit) & 1) == 1)
+            counted = dev.count_bits(word)
+            before = before + (ctx.wave > i // 2).select(counted, fx.Int32(0))
+            total = total + counted
+        inside = ctx.thread < g.experts
+        mine = ctx.shared.load(lds.active_bits.at(inside.select(ctx.thread // 32, fx.Int32(0))))
+        present = dev.both(inside, (dev.shift_right(mine, ctx.thread % 32) & 1) == 1)
+        below = before + dev.lanes_below(present)
 
         @dev.when(present)
         def _() -> None:
@@ -267,7 +258,7 @@ class Router:
 
             return carried
 
-        dev.loop(0, dev.uniform(entries), THREADS, [], clear)
+        dev.loop(0, entries, THREADS, [], clear)
         dev.barrier()
 
         @dev.when(ctx.thread < g.rows * g.picks)
@@ -277,7 +268,7 @@ class Router:
             ctx.shared.store_byte(lds.slot_of.at(index, row), slot)
 
         dev.barrier()
-        return dev.uniform(total)
+        return total
 
 
 def _words(vector: Any) -> list[Any]:
@@ -286,6 +277,19 @@ def _words(vector: Any) -> list[Any]:
 
 def _score(logit: fx.Float32) -> fx.Float32:
     return m.square_root(m.softplus(logit))
+
+
+def _descending(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Sorted by the first of each pair, in every lane. Equal ones keep their order, since only neighbours
+    change places."""
+    out = list(pairs)
+    for turn in range(len(out)):
+        for i in range(turn % 2, len(out) - 1, 2):
+            (a, x), (b, y) = out[i], out[i + 1]
+            later = a < b
+            out[i] = fx.max(a, b), later.select(y, x)
+            out[i + 1] = fx.min(a, b), later.select(x, y)
+    return out
 
 
 def _ranked(value: fx.Float32) -> fx.Int32:
