@@ -332,12 +332,10 @@ void read_tr(Wave& w, const Inst& I) {
   const u32* a = source<U32>(w, I, 1, 0, at);
   const u64 exec = w.exec();
   if (~exec) fail(w, "a transposed LDS read with lanes off is not modelled");
+  const Places p = places(w, a, u32(I.offset0), 8, 8);
+  check<8, false>(w, p);
   u64 row[LANES];
-  for (int l = 0; l < LANES; ++l) {
-    const u32 p = place(w, a[l] + u32(I.offset0), 8, 8);
-    lds_note(w, p, 8, false);
-    std::memcpy(&row[l], w.wg->lds + p, 8);
-  }
+  for (int l = 0; l < LANES; ++l) std::memcpy(&row[l], w.wg->lds + p.addr[l], 8);
   for (int l = 0; l < LANES; ++l) {
     const int base = l & ~15, in = l & 15;
     u64 x = 0;

@@ -33,6 +33,9 @@ inline uint16_t f32_to_bf16(float f) {
   return uint16_t((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
 }
 
+// 2^n, for n of a normal double.
+inline double power_of_two(int n) { return as_f64(uint64_t(1023 + n) << 52); }
+
 // A small float format: sign, exponent of E bits, mantissa of M bits, bias B.
 struct MiniFormat {
   int exp_bits, man_bits, bias;
@@ -56,8 +59,8 @@ inline float mini_to_f32(const MiniFormat& f, uint32_t code) {
   if (f.specials == MiniFormat::OCP_FN && exp == top && man == (1u << f.man_bits) - 1) return as_f32(0x7fc00000u);
   if (f.specials == MiniFormat::IEEE && exp == top)
     return man ? as_f32(0x7fc00000u) : as_f32(0x7f800000u | sign << 31);
-  const float mag = exp ? std::ldexp(float((1u << f.man_bits) | man), int(exp) - f.bias - f.man_bits)
-                        : std::ldexp(float(man), 1 - f.bias - f.man_bits);
+  const double digits = exp ? (1u << f.man_bits) | man : man;
+  const float mag = float(digits * power_of_two(int(exp ? exp : 1) - f.bias - f.man_bits));
   return sign ? -mag : mag;
 }
 
@@ -94,10 +97,10 @@ inline uint32_t f32_to_mini(const MiniFormat& f, float x, bool saturate) {
   if (std::isinf(x)) return saturate && f.specials == MiniFormat::FINITE ? sign_bit | mini_max_code(f) : inf_code;
   double a = std::fabs(double(x));
   if (a == 0) return f.specials == MiniFormat::FNUZ ? 0 : sign_bit;
-  int e = std::ilogb(a);
+  int e = int(as_u64(a) >> 52) - 1023;
   if (e < 1 - f.bias) e = 1 - f.bias;
-  const double q = std::nearbyint(std::ldexp(a, f.man_bits - e));  // integer mantissa, maybe rounded up a binade
-  const double rounded = std::ldexp(q, e - f.man_bits);
+  const double q = std::nearbyint(a * power_of_two(f.man_bits - e));  // integer mantissa, maybe rounded up a binade
+  const double rounded = q * power_of_two(e - f.man_bits);
   if (rounded > max) return saturate ? sign_bit | mini_max_code(f) : inf_code;
   if (q == 0) return f.specials == MiniFormat::FNUZ ? 0 : sign_bit;
   if (q >= (1 << (f.man_bits + 1))) return sign_bit | uint32_t(e + 1 + f.bias) << f.man_bits;
