@@ -18,6 +18,7 @@ import yaml
 
 from rocm_overlay.cli import main
 from rocm_overlay.measure import compare, records
+from rocm_overlay.measure import session as session_module
 from rocm_overlay.measure.quantities import QUANTITIES
 from rocm_overlay.measure.server import Server
 from rocm_overlay.measure.workload import load_profile, pass_of
@@ -214,8 +215,24 @@ def test_a_server_that_dies_keeps_what_was_measured_and_the_session_resumes(tmp_
     assert len(identities) == len(set(identities)) == 8
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_session_ends_its_processes_and_resumes(tmp_path, number):
+def nothing_serves(session, limit_s=0.0):
+    """Wait until no half's port is answered; whether that was in time."""
+    deadline = time.monotonic() + limit_s
+    ports = [half["port"] for half in yaml.safe_load(session.read_text())["halves"].values()]
+    while ports:
+        try:
+            socket.create_connection(("127.0.0.1", ports[0]), timeout=2).close()
+        except OSError:
+            ports.pop(0)
+            continue
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def started_session(tmp_path):
+    """A session in a process of its own whose third run has begun: process, log, words, session file."""
     file, session = profiles(tmp_path, rounds=2), session_file(tmp_path)
     words = ["--profile", "test", "--profiles", str(file), "--client", CLIENT, "--out", str(tmp_path / "set")]
     command = [sys.executable, "-m", "rocm_overlay.cli", "bench", "mi355x-tp4", *words, *EVIDENCE]
@@ -227,18 +244,57 @@ def test_an_interrupted_session_ends_its_processes_and_resumes(tmp_path, number)
     while "[3/16]" not in log.read_text():
         assert time.monotonic() < deadline and process.poll() is None, log.read_text()
         time.sleep(0.02)
+    return process, log, session, file
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_session_ends_its_processes_and_resumes(tmp_path, number):
+    process, log, session, file = started_session(tmp_path)
     # A terminal sends it to the session's own group; its servers lead groups of their own.
     os.killpg(process.pid, number)
     assert process.wait(60) == 130
     assert "interrupted; run the same command again" in log.read_text()
-    for half in yaml.safe_load(session.read_text())["halves"].values():
-        with pytest.raises(OSError):
-            socket.create_connection(("127.0.0.1", half["port"]), timeout=2)
+    assert nothing_serves(session)
     kept = read(tmp_path)
     assert 3 <= len(kept) < 16
     assert bench(tmp_path, "--session", str(session), profile=file) == 0
     assert read(tmp_path)[: len(kept)] == kept
     assert len(read(tmp_path)) == 16
+
+
+def test_a_killed_session_leaves_no_server_behind_and_resumes(tmp_path):
+    process, _, session, file = started_session(tmp_path)
+    process.kill()
+    process.wait()
+    kept = read(tmp_path)
+    assert bench(tmp_path, "--session", str(session), profile=file) == 0
+    assert read(tmp_path)[: len(kept)] == kept
+    assert len(read(tmp_path)) == 16
+    assert nothing_serves(session, 30)
+
+
+def test_a_port_that_another_server_keeps_is_named(server, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(session_module, "STOP_TIMEOUT_S", 1)
+    session = session_file(tmp_path)
+    document = yaml.safe_load(session.read_text())
+    document["halves"]["0-3"]["port"] = server.server_port
+    session.write_text(yaml.safe_dump(document))
+    assert bench(tmp_path, "--session", str(session)) == 2
+    error = capsys.readouterr().err
+    assert "arm base on half 0-3 cannot be started" in error and f"something answers at {server.url}" in error
+    assert server.completions == 0
+
+
+def test_two_sessions_do_not_write_one_set(tmp_path, capsys):
+    process, _, _, _ = started_session(tmp_path)
+    try:
+        with ScriptedServer() as server:
+            assert bench(tmp_path, "--url", server.url, "--arm", "other") == 2
+        assert "another process is measuring" in capsys.readouterr().err
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(60)
+    assert {record.arm for record in read(tmp_path)} == {"base", "pr"}
 
 
 def test_a_slow_server_is_stopped_at_the_limit_and_its_client_with_it(tmp_path, capsys):

@@ -16,6 +16,7 @@ from rocm_overlay.measure.arms import eval_arms
 from rocm_overlay.measure.tasks import Question
 from rocm_overlay.project import Project
 from rocm_overlay.recipe import load
+from rocm_overlay.transaction import exclusive
 from tests.scripted_server import Script, ScriptedServer
 
 # Score, standard error and questions as lm-eval printed them in the published pull requests.
@@ -183,6 +184,13 @@ def test_a_server_that_stops_answering_keeps_the_answers_and_resumes(tmp_path, c
         assert gate(server, tmp_path, "--task", "two-pass", "--parallel", "1") == 0
     assert "8 asked, 12 kept" in capsys.readouterr().err
     assert accuracy.read_answers(tmp_path)[:12] == kept
+
+
+def test_two_evaluations_do_not_write_one_set(tmp_path, capsys):
+    with ScriptedServer(Script(answers=solver())) as server, exclusive(tmp_path, "evaluating"):
+        assert gate(server, tmp_path, "--task", "two-pass") == 2
+        assert "another process is evaluating" in capsys.readouterr().err
+        assert server.completions == 0
 
 
 def test_two_arms_are_compared_and_a_lower_one_fails(tmp_path, capsys):

@@ -21,6 +21,7 @@ from rocm_overlay.processes import interruptible
 from rocm_overlay.project import Project
 from rocm_overlay.recipe import Recipe, check_plain, load, parse_yaml
 from rocm_overlay.textio import read_text
+from rocm_overlay.transaction import exclusive
 
 DEFAULT_PROFILE = "published"
 DEFAULT_OUT = Path("build/bench/results")
@@ -166,8 +167,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plan:
         print(plan_table(session))
         return EXIT_OK
-    results = ResultSet(arguments.out)
-    with interruptible():
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with exclusive(arguments.out, "measuring"), interruptible():
+        results = ResultSet(arguments.out)
         failed = Bench(session, results, lambda line: print(line, file=sys.stderr, flush=True)).run()
     print(summary(results, session))
     if not failed:

@@ -17,11 +17,12 @@ from rocm_overlay.errors import OverlayError
 from rocm_overlay.measure.records import Request
 from rocm_overlay.measure.server import Server, end_group
 from rocm_overlay.measure.workload import Pass
+from rocm_overlay.processes import GroupGuard
 
 DEFAULT_CLIENT = ("vllm",)
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 PERCENTILES = (50, 90, 99)
-STOP_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 10
 LOG_TAIL_LINES = 8
 
 
@@ -108,6 +109,7 @@ def _run(command: Sequence[str], output: Any, limit_s: float) -> int | None:
             wanted="vllm on the path",
             fix="give --client, for example 'python -m vllm.entrypoints.cli.main'",
         ) from None
+    guard = GroupGuard(process.pid, 0)
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
@@ -118,6 +120,8 @@ def _run(command: Sequence[str], output: Any, limit_s: float) -> int | None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise
+    finally:
+        guard.stop()
 
 
 @dataclass(frozen=True)

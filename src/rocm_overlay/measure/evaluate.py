@@ -24,9 +24,11 @@ from rocm_overlay.measure.compare import markdown_table
 from rocm_overlay.measure.metrics_page import Page, Window
 from rocm_overlay.measure.server import Server
 from rocm_overlay.measure.tasks import Question
+from rocm_overlay.processes import interruptible
 from rocm_overlay.project import Project
 from rocm_overlay.recipe import load
 from rocm_overlay.textio import read_text, write_text_atomically
+from rocm_overlay.transaction import exclusive
 
 TWO_PASS, NEEDLES = "two-pass", "needles"
 # Of the second pass's prompt tokens. vLLM caches whole blocks: a prompt's last block is always computed.
@@ -236,7 +238,19 @@ def run(arguments: argparse.Namespace) -> int:
     server.wait(0.0)
     model = arguments.model or str(recipe.args.get("served-model-name", recipe.model))
     asker = Asker(server, model, arguments.timeout, arguments.parallel)
-    results = AnswerSet(arguments.out)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with exclusive(arguments.out, "evaluating"), interruptible():
+        results = AnswerSet(arguments.out)
+        findings = _tasks(arguments, asker, results, model)
+    print(scores_table(results, arguments.arm))
+    for finding in findings:
+        print(
+            f"{ {True: 'ok', False: 'FAULT', None: 'unknown'}[finding.ok] }: {finding.name}: {finding.says}"
+        )
+    return EXIT_FAILED_CHECK if any(finding.ok is False for finding in findings) else EXIT_OK
+
+
+def _tasks(arguments: argparse.Namespace, asker: Asker, results: AnswerSet, model: str) -> list[Finding]:
     findings: list[Finding] = []
     for task in arguments.task or [TWO_PASS, NEEDLES]:
         if task == TWO_PASS:
@@ -245,12 +259,7 @@ def run(arguments: argparse.Namespace) -> int:
             findings += needles(asker, results, arguments.arm, arguments.needle_tokens, tasks.NEEDLE_DEPTHS)
         else:
             _lm_eval(arguments, results, task, model)
-    print(scores_table(results, arguments.arm))
-    for finding in findings:
-        print(
-            f"{ {True: 'ok', False: 'FAULT', None: 'unknown'}[finding.ok] }: {finding.name}: {finding.says}"
-        )
-    return EXIT_FAILED_CHECK if any(finding.ok is False for finding in findings) else EXIT_OK
+    return findings
 
 
 def _two_pass(arguments: argparse.Namespace, asker: Asker, results: AnswerSet) -> list[Finding]:

@@ -8,7 +8,6 @@ the network among it, is its own.
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from rocm_overlay.errors import OverlayError
 from rocm_overlay.measure.accuracy import Answer, read_samples
+from rocm_overlay.processes import run_bound
 from rocm_overlay.recipe import parse_yaml
 
 PROFILES_NAME = "lm_eval.yaml"
@@ -79,7 +79,7 @@ def run_profile(
     folder.mkdir(parents=True, exist_ok=True)
     command = profile.command(model, url, folder, limit)
     print(" ".join(command), file=sys.stderr, flush=True)
-    status = subprocess.run(command, stdout=STDERR_FD, check=False).returncode
+    status = run_bound(command, stdout=STDERR_FD, check=False).returncode
     found = sorted(folder.rglob(f"samples_{profile.task}_*.jsonl"), key=lambda file: file.stat().st_mtime)
     if status != 0 or not found:
         raise OverlayError(

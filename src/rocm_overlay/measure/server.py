@@ -16,11 +16,12 @@ from types import TracebackType
 
 from rocm_overlay.errors import OverlayError
 from rocm_overlay.measure.metrics_page import Page
+from rocm_overlay.processes import GroupGuard
 
 # What a page that costs the server nothing may take.
 PAGE_TIMEOUT_S = 20.0
 POLL_S = 0.2
-STOP_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60
 LOG_TAIL_LINES = 8
 
 
@@ -77,6 +78,15 @@ class Server:
             return False
         return True
 
+    def wait_gone(self, limit_s: float) -> bool:
+        """Wait until nothing answers; whether that was in ``limit_s``."""
+        deadline = time.monotonic() + limit_s
+        while self.alive():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
     def wait(self, limit_s: float, still_runs: OwnServer | None = None) -> None:
         """Wait until its health page answers.
 
@@ -98,7 +108,8 @@ class Server:
 
 
 class OwnServer:
-    """A server process of the session, in a process group of its own; ended when the block is left.
+    """A server process of the session, in a process group of its own; ended when the block is left, or this
+    process is killed.
 
     Args:
         server: where it will answer.
@@ -128,6 +139,7 @@ class OwnServer:
                     wanted="a command that serves",
                     fix="correct the arm's command",
                 ) from None
+        self.guard = GroupGuard(self.process.pid, STOP_TIMEOUT_S)
 
     def require_running(self) -> None:
         """Refuse a process that ended.
@@ -153,6 +165,7 @@ class OwnServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         end_group(self.process, STOP_TIMEOUT_S)
+        self.guard.stop()
 
 
 def end_group(process: subprocess.Popen[bytes], limit_s: float) -> None:

@@ -19,7 +19,7 @@ from rocm_overlay.measure.client import Client, Outcome
 from rocm_overlay.measure.metrics_page import Page, Window
 from rocm_overlay.measure.proof import Proof, prove
 from rocm_overlay.measure.records import Record, ResultSet
-from rocm_overlay.measure.server import OwnServer, Server
+from rocm_overlay.measure.server import STOP_TIMEOUT_S, OwnServer, Server
 from rocm_overlay.measure.workload import Pass, Point, Profile, pass_of, promise
 from rocm_overlay.recipe import Recipe
 
@@ -193,7 +193,10 @@ class Bench:
                 )
             return Server(name, arm.urls[half.name].rstrip("/")), None
         server = Server(name, f"http://127.0.0.1:{half.port}")
+        # What a killed session left is ending by itself.
         if server.alive():
+            self.say(f"something answers at {server.url}; waiting {STOP_TIMEOUT_S} s for its end")
+        if not server.wait_gone(STOP_TIMEOUT_S):
             raise OverlayError(
                 f"{name} cannot be started",
                 seen=f"something answers at {server.url}",
