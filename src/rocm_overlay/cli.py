@@ -28,6 +28,7 @@ COMMAND_MODULES = (
     "rocm_overlay.measure.bench",
     "rocm_overlay.measure.compare",
     "rocm_overlay.measure.evaluate",
+    "rocm_overlay.measure.layer_test",
 )
 
 

@@ -20,7 +20,10 @@ import yaml
 
 from rocm_overlay import dashboard
 from rocm_overlay.measure import accuracy, records
+from rocm_overlay.measure.layer_recorder import read_recording
+from rocm_overlay.measure.layers import compare_layers
 from rocm_overlay.measure.metrics_page import PREFIX_HITS, Page
+from rocm_overlay.measure.record_layers import PROMPTS, STEPS
 from rocm_overlay.project import Project
 from tests import cpu_server
 from tests.unit import test_inferencex as inferencex
@@ -146,6 +149,26 @@ def test_the_servers_metrics_are_the_ones_that_are_read(servers):
     # A server without drafts and without our kernels has neither's counters.
     assert all("spec_decode" in name or "specialized_decode" in name for name in asked - served)
     assert len(asked & served) > 10
+
+
+def test_the_layer_tests_recorder_sees_every_decode_token_of_vllms_engine(model, servers, tmp_path):
+    """Two runs of one build; a Llama has no router, and its layers have to match all the same."""
+    found = []
+    for name in ("a", "b"):
+        words = [str(model), "--dtype", "float32", "--max-num-seqs", "4", "--block-size", "32"]
+        command = [
+            sys.executable,
+            "-m",
+            "rocm_overlay.measure.record_layers",
+            "--out",
+            f"{tmp_path / name}.pt",
+        ]
+        env = os.environ | cpu_server.environment()
+        done = subprocess.run([*command, "--", *words], env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found.append(read_recording(tmp_path / f"{name}.pt"))
+    report = compare_layers(*found)
+    assert (report.compared, report.left_out, report.mismatches) == (2 * len(PROMPTS) * STEPS, 0, ())
 
 
 def test_the_inferencex_script_runs_over_vllm_itself(model, place):

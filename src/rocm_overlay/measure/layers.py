@@ -8,7 +8,7 @@ error; what comes later inherits small differences, which random weights amplify
 token whose routing is a near-tie may take another expert on the other path, and carries that on: of it, only
 the layers before the tie are compared.
 
-The serving half, which records the outputs on a GPU, is not part of this module.
+``layer_recorder`` records them in vLLM's engine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Token:
 
 @dataclass(frozen=True)
 class LayerOutput:
-    """A layer's output at one token, both [hidden]; ``gap`` is its router's, None of a layer without one."""
+    """A layer's output at one token, both flat; ``gap`` is vLLM's router's, None where that did not run."""
 
     hidden: torch.Tensor
     residual: torch.Tensor
@@ -85,6 +85,32 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     difference = (actual.double() - expected.double()).norm() / expected.double().norm()
     value = float(difference)
     return value if value == value else float("inf")
+
+
+def check_paths(off: Recording, on: Recording) -> None:
+    """Refuse recordings whose layers did not run on the paths that they stand for.
+
+    vLLM's path runs each layer's router, and our kernels pick the experts by themselves.
+
+    Raises:
+        OverlayError: a layer on the other path at some token.
+    """
+    sides = {"off": (off, "no router ran", True), "on": (on, "vLLM's router ran", False)}
+    for name, (recorded, says, wants_router) in sides.items():
+        wrong = [
+            (layer, token)
+            for token, layers in recorded.items()
+            for layer, one in layers.items()
+            if (one.gap is not None) != wants_router
+        ]
+        if wrong:
+            raise OverlayError(
+                f"with the kernels {name}, layers ran on another path",
+                seen=f"{says} in layers {sorted({layer for layer, _ in wrong})}, {len(wrong)} times; "
+                f"the first: {wrong[0][1]}",
+                wanted="every layer on vLLM's path with the kernels off, on ours with them on",
+                fix="read the log beside the recording: it says which layers the kernels take, and why not",
+            )
 
 
 def compare_layers(off: Recording, on: Recording) -> LayerReport:
@@ -136,7 +162,7 @@ def _compare(token: Token, layer: int, expected: LayerOutput, actual: LayerOutpu
                 f"layer {layer} at {token} has a {what} of zeros",
                 seen=float(wanted.double().norm()),
                 wanted=f"a norm of at least {LEAST_NORM}",
-                fix="fill the weights and their scales: dummy ones leave scales of zero",
+                fix="fill the weights: plain dummy ones leave next to nothing",
             )
         error = relative_error(own, wanted)
         if error > bound:
