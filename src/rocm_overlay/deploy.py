@@ -23,6 +23,7 @@ import yaml
 from rocm_overlay import container
 from rocm_overlay.dashboard import dashboard_text
 from rocm_overlay.errors import EXIT_FAILED_CHECK, EXIT_OK, OverlayError
+from rocm_overlay.measure import options
 from rocm_overlay.project import Project
 from rocm_overlay.recipe import Recipe, load
 from rocm_overlay.textio import write_text_atomically
@@ -367,8 +368,10 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument("recipe")
     parser.add_argument("--image", help="default: the name that make image gives it")
-    parser.add_argument("--node-gpus", type=int, default=GPUS_A_NODE, help="of the compose file's node")
-    parser.add_argument("--replicas", type=int, default=4, help="of the Kubernetes deployment")
+    parser.add_argument(
+        "--node-gpus", type=options.count, default=GPUS_A_NODE, help="of the compose file's node"
+    )
+    parser.add_argument("--replicas", type=options.count, default=4, help="of the Kubernetes deployment")
     parser.add_argument("--out", type=Path, default=Path("build/deploy"))
     parser.set_defaults(run=run)
     ready = subparsers.add_parser("ready", help="a replica's readiness: healthy, and warmed up once")

@@ -18,7 +18,7 @@ def read_text(path: Path, name: str) -> str:
     try:
         return decode(path.read_bytes(), name)
     except FileNotFoundError:
-        raise OverlayError(f"{name} is missing", seen=path, fix="restore it from the repository") from None
+        raise OverlayError(f"{name} is missing", seen=path, fix="restore it, or correct its path") from None
     except OSError as error:
         raise OverlayError(
             f"{name} cannot be read",

@@ -154,6 +154,14 @@ def test_a_server_that_answers_nothing_is_not_ready(tmp_path):
     assert not (tmp_path / "warm").exists()
 
 
+@pytest.mark.parametrize("option", ["--replicas", "--node-gpus"])
+def test_a_deployment_of_nothing_is_refused(tmp_path, option, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["deploy", "mi355x-tp4", "--out", str(tmp_path / "out"), option, "0"])
+    assert caught.value.code == 2
+    assert f"{option}: '0' is no whole number above zero" in capsys.readouterr().err
+
+
 def test_the_verb_writes_every_file(tmp_path, rendered, capsys):
     assert main(["deploy", "mi355x-tp2", "--image", IMAGE, "--out", str(tmp_path)]) == 0
     written = {p.relative_to(tmp_path).as_posix(): p.read_text() for p in tmp_path.rglob("*") if p.is_file()}

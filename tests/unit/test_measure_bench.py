@@ -466,3 +466,36 @@ def test_the_lines_are_one_json_map_each(server, tmp_path):
     assert bench(tmp_path, "--url", server.url) == 0
     lines = Path(tmp_path / "set" / "runs.jsonl").read_text().splitlines()
     assert [json.loads(line)["format"] for line in lines] == [1] * 4
+
+
+WRONG_WORDS = {
+    "an address without http": (["--url", "localhost:8000"], "--url is no address of a server"),
+    "no host": (["--url", "http://"], "--url is no address of a server"),
+    "a port that is none": (["--url", "http://127.0.0.1:99999"], "--url is no address of a server"),
+    "round 0": (["--url", "http://x", "--round", "0"], "--round: '0' is no whole number above zero"),
+    "an open quote": (["--url", "http://x", "--client", "'vllm"], '--client: "\'vllm" cannot be split'),
+    "no client": (["--url", "http://x", "--client", ""], "--client: '' names no program"),
+    "an open quote in flags": (["--url", "http://x", "--client-flags", "'"], "--client-flags"),
+}
+
+
+@pytest.mark.parametrize(("words", "says"), WRONG_WORDS.values(), ids=WRONG_WORDS)
+def test_wrong_words_are_named_before_anything_is_made(tmp_path, capsys, words, says):
+    out = tmp_path / "set"
+    try:
+        status = main(["bench", "mi355x-tp4", "--out", str(out), *words])
+    except SystemExit as error:
+        status = error.code
+    assert status == 2
+    assert says in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_sessions_address_is_checked_before_a_server_is_started(tmp_path, capsys):
+    file = session_file(tmp_path)
+    document = yaml.safe_load(file.read_text())
+    document["arms"]["pr"] = {"urls": {"0-3": "http://127.0.0.1:1", "4-7": "localhost:8001"}}
+    file.write_text(yaml.safe_dump(document))
+    assert bench(tmp_path, "--session", str(file)) == 2
+    assert "arms.pr.urls.4-7 is no address of a server" in capsys.readouterr().err
+    assert not (tmp_path / "set").exists()

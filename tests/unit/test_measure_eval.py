@@ -186,6 +186,54 @@ def test_a_server_that_stops_answering_keeps_the_answers_and_resumes(tmp_path, c
     assert accuracy.read_answers(tmp_path)[:12] == kept
 
 
+FAILING = {
+    "malformed metrics": (Script(metrics="malformed"), [], "is no Prometheus page"),
+    "no metrics": (Script(metrics="missing"), [], "HTTP 404"),
+    "slow": (Script(slow_s=5), ["--timeout", "0.5"], "TimeoutError"),
+}
+
+
+@pytest.mark.parametrize(("script", "words", "says"), FAILING.values(), ids=FAILING)
+def test_a_server_that_cannot_be_judged_is_named_and_the_answers_stay(tmp_path, capsys, script, words, says):
+    script.answers = solver()
+    with ScriptedServer(Script(answers=solver())) as server:
+        assert gate(server, tmp_path, "--task", "two-pass", "--limit", "2") == 0
+    kept = (tmp_path / "answers.jsonl").read_bytes()
+    with ScriptedServer(script) as server:
+        assert gate(server, tmp_path, "--task", "two-pass", "--limit", "4", *words) == 2
+    assert says in capsys.readouterr().err
+    assert (tmp_path / "answers.jsonl").read_bytes() == kept
+
+
+def test_a_dead_server_is_named(tmp_path, capsys):
+    assert main(["eval", "mi355x-tp4", "--url", "http://127.0.0.1:9", "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "is not ready" in error and "start it, or correct its address" in error
+
+
+WRONG_WORDS = {
+    "no question": (["--limit", "0"], "--limit: '0' is no whole number above zero"),
+    "no request at once": (["--parallel", "0"], "--parallel: '0' is no whole number"),
+    "a needle of no length": (["--needle-tokens", "2000", "0"], "--needle-tokens: '0' is no whole number"),
+    "shots below zero": (["--shots", "-1"], "--shots: '-1' is no whole number"),
+    "an answer of no token": (["--max-tokens", "0"], "--max-tokens: '0' is no whole number"),
+    "no time": (["--timeout", "nan"], "--timeout: 'nan' is no number of seconds above 0"),
+    "a score above 1": (["--least", "90"], "--least: '90' is not between 0 and 1"),
+    "an address without http": (["--url", "localhost"], "--url is no address of a server"),
+}
+
+
+@pytest.mark.parametrize(("words", "says"), WRONG_WORDS.values(), ids=WRONG_WORDS)
+def test_wrong_words_are_named_before_anything_is_made(tmp_path, capsys, words, says):
+    out = tmp_path / "set"
+    try:
+        status = main(["eval", "mi355x-tp4", "--url", "http://127.0.0.1:9", "--out", str(out), *words])
+    except SystemExit as error:
+        status = error.code
+    assert status == 2 and says in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_two_evaluations_do_not_write_one_set(tmp_path, capsys):
     with ScriptedServer(Script(answers=solver())) as server, exclusive(tmp_path, "evaluating"):
         assert gate(server, tmp_path, "--task", "two-pass") == 2

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +11,10 @@ from typing import Any
 
 from rocm_overlay import table
 from rocm_overlay.errors import EXIT_FAILED_CHECK, EXIT_OK, OverlayError
+from rocm_overlay.measure import options
 from rocm_overlay.measure.client import DEFAULT_CLIENT, Client
 from rocm_overlay.measure.records import ResultSet, keep_launches
+from rocm_overlay.measure.server import check_url
 from rocm_overlay.measure.session import Arm, Bench, Half, Session
 from rocm_overlay.measure.trace import read_trace
 from rocm_overlay.measure.workload import load_profile, recipe_hash
@@ -77,6 +78,8 @@ def _arm(name: str, one: Mapping[str, Any], where: str, halves: tuple[Half, ...]
         raise _bad(where, f"arms.{name}.command", command, "a list of words")
     if command and not all(half.port for half in halves):
         raise _bad(where, "halves", "no port", "a port for each half, which arms with a command serve on")
+    for half, url in _words(urls, where, f"arms.{name}.urls").items():
+        check_url(url, f"{where}: arms.{name}.urls.{half}")
     return Arm(
         name=name,
         command=tuple(command),
@@ -138,16 +141,17 @@ def make_session(arguments: argparse.Namespace) -> Session:
     if arguments.session is not None:
         arms, halves, ready = read_arms(arguments.session)
     else:
+        check_url(arguments.url, "--url")
         half = Half(arguments.half)
         arms, halves = (Arm(arguments.arm, urls={half.name: arguments.url}),), (half,)
         first_round = arguments.round
         profile = _one_round(profile) if arguments.half else profile
     served = recipe.args.get(SERVED_NAME, recipe.model)
     client = Client(
-        program=shlex.split(arguments.client),
+        program=arguments.client,
         model=arguments.model or str(served),
         tokenizer=arguments.tokenizer,
-        flags=shlex.split(arguments.client_flags),
+        flags=arguments.client_flags,
     )
     evidence = evidence_of(recipe, arguments.image, arguments.image_digest, arguments.sku)
     evidence["client"] = " ".join([*client.program, *client.flags])
@@ -229,12 +233,19 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--url", help="one server that runs already")
     parser.add_argument("--arm", default="server", help="the name of that server's build")
     parser.add_argument("--half", default="", help="the half that it serves on; the call is then one round")
-    parser.add_argument("--round", type=int, default=1, help="which round that is")
+    parser.add_argument("--round", type=options.count, default=1, help="which round that is")
     parser.add_argument("--profile", default=DEFAULT_PROFILE)
     parser.add_argument("--profiles", type=Path, help="a file of profiles in place of the tool's own")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="the result set")
-    parser.add_argument("--client", default=" ".join(DEFAULT_CLIENT), help="the words before 'bench serve'")
-    parser.add_argument("--client-flags", default="--trust-remote-code", help="further words for it")
+    parser.add_argument(
+        "--client",
+        type=options.program,
+        default=" ".join(DEFAULT_CLIENT),
+        help="the words before 'bench serve'",
+    )
+    parser.add_argument(
+        "--client-flags", type=options.shell_words, default="--trust-remote-code", help="further words for it"
+    )
     parser.add_argument("--model", help="the name that the server has for the model")
     parser.add_argument("--tokenizer", help="a tokenizer's name or folder (default: the model's)")
     parser.add_argument("--image", help="evidence: the image that serves")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rocm_overlay.errors import EXIT_FAILED_CHECK, EXIT_OK, OverlayError
+from rocm_overlay.measure import options
 from rocm_overlay.measure import records as store
 from rocm_overlay.measure.quantities import QUANTITIES, Quantity, quantity
 from rocm_overlay.measure.records import Record
@@ -361,17 +362,9 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--quantity", action="append", help=f"default {', '.join(DEFAULT_QUANTITIES)}; repeatable"
     )
-    parser.add_argument("--noise", type=percentage, help="a noise known from elsewhere, in percent")
+    parser.add_argument("--noise", type=options.percentage, help="a noise known from elsewhere, in percent")
     parser.add_argument(
         "--fail-slower", action="store_true", help="status 1 where a point is slower beyond noise"
     )
     parser.add_argument("--out", type=Path, default=Path("build/compare"), help="folder of report and plot")
     parser.set_defaults(run=run)
-
-
-def percentage(word: str) -> float:
-    """A percentage of at least 0."""
-    value = float(word)
-    if not 0 <= value < 100:
-        raise argparse.ArgumentTypeError(f"{word} is not between 0 and 100")
-    return value

@@ -17,12 +17,12 @@ from typing import Any
 
 from rocm_overlay import table
 from rocm_overlay.errors import EXIT_FAILED_CHECK, EXIT_OK, OverlayError
-from rocm_overlay.measure import accuracy, lm_eval, tasks
+from rocm_overlay.measure import accuracy, lm_eval, options, tasks
 from rocm_overlay.measure.accuracy import Answer, AnswerSet, Call
 from rocm_overlay.measure.arms import arms_text
 from rocm_overlay.measure.compare import markdown_table
 from rocm_overlay.measure.metrics_page import Page, Window
-from rocm_overlay.measure.server import Server
+from rocm_overlay.measure.server import Server, check_url
 from rocm_overlay.measure.tasks import Question
 from rocm_overlay.processes import interruptible
 from rocm_overlay.project import Project
@@ -234,6 +234,7 @@ def run(arguments: argparse.Namespace) -> int:
         return EXIT_OK
     if arguments.url is None:
         raise OverlayError("eval needs a server", wanted="--url URL, or --arms", fix="give --url")
+    check_url(arguments.url, "--url")
     server = Server(f"arm {arguments.arm}", arguments.url.rstrip("/"))
     server.wait(0.0)
     model = arguments.model or str(recipe.args.get("served-model-name", recipe.model))
@@ -360,15 +361,15 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--out", type=Path, default=Path("build/eval"))
     parser.add_argument("--model", help="the name that the server has for the model")
     parser.add_argument("--data", type=Path, help="problems in the form of GSM8K's test.jsonl")
-    parser.add_argument("--shots", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=512)
-    parser.add_argument("--limit", type=int, help="the first questions only")
-    parser.add_argument("--least", type=float, help="the least score of the first pass")
-    parser.add_argument("--needle-tokens", type=int, nargs="+", default=list(tasks.NEEDLE_TOKENS))
+    parser.add_argument("--shots", type=options.count, default=8)
+    parser.add_argument("--max-tokens", type=options.count, default=512)
+    parser.add_argument("--limit", type=options.count, help="the first questions only")
+    parser.add_argument("--least", type=options.share, help="the least score of the first pass")
+    parser.add_argument("--needle-tokens", type=options.count, nargs="+", default=list(tasks.NEEDLE_TOKENS))
     parser.add_argument("--acceptance", type=Path, help="the stored range that the first pass must be in")
     parser.add_argument("--store-acceptance", type=Path, help="write such a range from this run")
-    parser.add_argument("--parallel", type=int, default=4, help="requests at once")
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for one answer")
+    parser.add_argument("--parallel", type=options.count, default=4, help="requests at once")
+    parser.add_argument("--timeout", type=options.seconds, default=3600.0, help="seconds for one answer")
     parser.set_defaults(run=run)
     compare = subparsers.add_parser("eval-compare", help="two arms' answers, question by question")
     compare.add_argument("first", help="SET or SET:ARM")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rocm_overlay.errors import EXIT_FAILED_CHECK, EXIT_OK, OverlayError
+from rocm_overlay.measure import options
 from rocm_overlay.measure.layer_recorder import read_recording
 from rocm_overlay.measure.layers import check_paths, compare_layers
 from rocm_overlay.processes import interruptible, run_bound
@@ -120,5 +121,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--recipes", type=Path, help="a folder of recipes in place of the project's")
     parser.add_argument("--model", help="a folder or name that holds the model's configuration and tokenizer")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="for the recordings and logs")
-    parser.add_argument("--limit-s", type=float, default=DEFAULT_LIMIT_S, help="seconds for one arm")
+    parser.add_argument(
+        "--limit-s", type=options.seconds, default=DEFAULT_LIMIT_S, help="seconds for one arm"
+    )
     parser.set_defaults(run=run)

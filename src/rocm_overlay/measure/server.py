@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,26 @@ PAGE_TIMEOUT_S = 20.0
 POLL_S = 0.2
 STOP_TIMEOUT_S = 60
 LOG_TAIL_LINES = 8
+
+
+def check_url(url: str, where: str) -> None:
+    """Refuse an address that no server can be asked at; ``where`` is what errors call it.
+
+    Raises:
+        OverlayError: no http:// or https:// address with a host and, where it has one, a port.
+    """
+    try:
+        parts = urllib.parse.urlsplit(url)
+        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        right = False
+    if not right or parts.query or parts.fragment or any(letter.isspace() for letter in url):
+        raise OverlayError(
+            f"{where} is no address of a server",
+            seen=url,
+            wanted="http://HOST:PORT or https://HOST:PORT",
+            fix=f"correct {where}",
+        )
 
 
 @dataclass(frozen=True)
@@ -102,7 +123,9 @@ class Server:
                     f"{self.name} is not ready",
                     seen=f"no answer from {self.url}/health in {limit_s:g} s",
                     wanted="HTTP 200",
-                    fix="read the server's log, or give ready_timeout_s a larger value",
+                    fix="read the server's log, or give ready_timeout_s a larger value"
+                    if still_runs is not None
+                    else "start it, or correct its address",
                 )
             time.sleep(POLL_S)
 

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types of the measuring verbs' options, for argparse: a value outside is refused with the option's name."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+
+# The longest time that may be asked for: a week.
+MOST_SECONDS = 7 * 24 * 3600.0
+
+
+def count(word: str) -> int:
+    """A whole number above zero."""
+    try:
+        value = int(word)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is no whole number above zero")
+    return value
+
+
+def seconds(word: str) -> float:
+    """A time above zero, of a week at most."""
+    value = _number(word)
+    if not 0 < value <= MOST_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"{word!r} is no number of seconds above 0, {MOST_SECONDS:g} at most"
+        )
+    return value
+
+
+def share(word: str) -> float:
+    """A number from 0 to 1."""
+    value = _number(word)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is not between 0 and 1")
+    return value
+
+
+def percentage(word: str) -> float:
+    """A number of percent from 0 to 100."""
+    value = _number(word)
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"{word!r} is not between 0 and 100")
+    return value
+
+
+def _number(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        return math.nan
+
+
+def shell_words(text: str) -> list[str]:
+    """Words as a shell splits them."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be split into words: {error}") from None
+
+
+def program(text: str) -> list[str]:
+    """Words of which the first is a program."""
+    words = shell_words(text)
+    if not words:
+        raise argparse.ArgumentTypeError(f"{text!r} names no program")
+    return words
