@@ -15,12 +15,15 @@ from typing import Any
 
 from rocm_overlay import table
 from rocm_overlay.errors import EXIT_FAILED_CHECK, EXIT_OK, OverlayError
+from rocm_overlay.measure.server import end_group
+from rocm_overlay.processes import GroupGuard, interruptible
 from rocm_overlay.project import Project
 from rocm_overlay.recipe import parse_yaml
 from rocm_overlay.textio import read_text
 
 FOLDER = Path("ci/buildkite")
 CPU_DEVICES = "cpu-"
+END_S = 20
 
 
 @dataclass(frozen=True)
@@ -84,19 +87,27 @@ def choose(steps: Sequence[Step], keys: Sequence[str]) -> list[Step]:
 
 
 def run_step(step: Step, root: Path) -> tuple[bool, float]:
-    """Run a step's commands until one fails or its time is over; whether none did, and its seconds."""
+    """Run a step's commands until one fails or its time is over; whether none did, and its seconds.
+
+    Nothing that a command started outlives it: neither its time's end nor this process's.
+    """
     folder = str(Path(sys.executable).parent)
     env: dict[str, str] = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"}
     started = time.monotonic()
     for command in step.commands:
         print(f"--- {step.key}: {command}", flush=True)
         left = step.timeout_s - (time.monotonic() - started)
+        process = subprocess.Popen(["bash", "-c", command], cwd=root, env=env, start_new_session=True)
+        guard = GroupGuard(process.pid, END_S)
         try:
-            done = subprocess.run(["bash", "-c", command], cwd=root, env=env, timeout=left, check=False)
+            status: int | None = process.wait(max(0.0, left))
         except subprocess.TimeoutExpired:
             print(f"{step.key}: longer than {step.timeout_s:g} s", file=sys.stderr)
-            return False, time.monotonic() - started
-        if done.returncode:
+            status = None
+        finally:
+            end_group(process, END_S)
+            guard.stop()
+        if status != 0:
             return False, time.monotonic() - started
     return True, time.monotonic() - started
 
@@ -109,7 +120,8 @@ def run(arguments: argparse.Namespace) -> int:
         rows = [(step.key, step.device, "here" if step.runs_here else "on an agent") for step in steps]
         print(table.render(("step", "device", "runs"), rows))
         return EXIT_OK
-    results = [(step, *run_step(step, root)) for step in choose(steps, arguments.step)]
+    with interruptible():
+        results = [(step, *run_step(step, root)) for step in choose(steps, arguments.step)]
     rows = [
         (step.key, "passed" if passed else "FAILED", f"{seconds:.0f}") for step, passed, seconds in results
     ]

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,13 @@ def test_a_step_stops_at_its_first_failure_or_its_time():
     assert run_step(step("exit 3", "touch /nowhere/x"), Path("/tmp"))[0] is False
     passed, seconds = run_step(step("sleep 30", timeout_s=0.5), Path("/tmp"))
     assert (passed, seconds < 10) == (False, True)
+
+
+def test_what_a_step_started_ends_with_its_time(tmp_path):
+    passed, _ = run_step(step(f"(sleep 3; touch {tmp_path}/late) & wait", timeout_s=0.5), tmp_path)
+    assert not passed
+    time.sleep(4)
+    assert not (tmp_path / "late").exists()
 
 
 def test_steps_are_listed_and_those_that_need_a_gpu_are_not_run_here(capsys):
