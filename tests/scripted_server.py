@@ -36,6 +36,7 @@ class Script:
         text: of each token.
         slow_s: before each answer's first token.
         answers: makes the text of an answer from its prompt.
+        on_profile: is called with ``start`` and ``stop``; None for a server without a profiler.
     """
 
     interval_s: float = 0.002
@@ -47,6 +48,7 @@ class Script:
     text: str = " word"
     slow_s: float = 0.0
     answers: Callable[[str], str] | None = None
+    on_profile: Callable[[str], None] | None = None
 
 
 class ScriptedServer(ThreadingHTTPServer):
@@ -145,6 +147,11 @@ class Handler(BaseHTTPRequestHandler):
         script = self.server.script
         if self.path == "/tokenize":
             self._send(json.dumps({"count": len(body["prompt"].split())}))
+            return
+        if self.path in ("/start_profile", "/stop_profile"):
+            if script.on_profile is not None:
+                script.on_profile(self.path[1:].removesuffix("_profile"))
+            self._send("", 200 if script.on_profile else 404)
             return
         number = self.server.count(body)
         if script.die_after and number > script.die_after:

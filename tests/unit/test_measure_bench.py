@@ -17,13 +17,14 @@ import pytest
 import yaml
 
 from rocm_overlay.cli import main
-from rocm_overlay.measure import compare, records
+from rocm_overlay.measure import compare, records, traced
 from rocm_overlay.measure import session as session_module
 from rocm_overlay.measure.quantities import QUANTITIES
 from rocm_overlay.measure.server import Server
 from rocm_overlay.measure.workload import load_profile, pass_of
 from rocm_overlay.project import Project
 from tests.scripted_server import Script, ScriptedServer
+from tests.unit.test_measure_trace import Trace
 
 ROOT = Project.find().root
 CLIENT = f"{sys.executable} {ROOT / 'tests/scripted_client.py'}"
@@ -499,3 +500,57 @@ def test_a_sessions_address_is_checked_before_a_server_is_started(tmp_path, caps
     assert bench(tmp_path, "--session", str(file)) == 2
     assert "arms.pr.urls.4-7 is no address of a server" in capsys.readouterr().err
     assert not (tmp_path / "set").exists()
+
+
+def profiler(folder, launches, calls):
+    """A server's profiler that leaves a trace of decode steps in ``folder``."""
+
+    def called(what):
+        calls.append(what)
+        if what == "stop":
+            folder.mkdir(exist_ok=True)
+            events = Trace().step(launches).step(launches).step(launches).end()
+            (folder / f"rank0-{len(calls)}.json").write_text(json.dumps({"traceEvents": events}))
+
+    return called
+
+
+def test_a_round_ends_with_a_trace_of_each_point_and_its_launches_are_kept(server, tmp_path, capsys):
+    (tmp_path / "traces").mkdir()
+    calls = []
+    server.script.on_profile = profiler(tmp_path / "traces", {"mono": 2, "copy": 1}, calls)
+    words = ["--url", server.url, "--arm", "base", "--traces", str(tmp_path / "traces")]
+    assert bench(tmp_path, *words) == 0
+    assert "base, 32/8 c2: 3 launches a step, in 3 steps of a trace" in capsys.readouterr().err
+    assert calls == ["start", "stop"] * 2
+    launches = {record.point: record.launches for record in read(tmp_path) if record.launches}
+    assert launches == {name: {"mono": 2, "copy": 1} for name in ("32/8 c2", "32/8 c1")}
+    # What is kept is not traced again, and the traced passes are no runs.
+    assert len(read(tmp_path)) == 4
+    assert bench(tmp_path, *words) == 0 and len(calls) == 4
+
+
+WITHOUT_TRACE = {
+    "no profiler": (True, None, "does not serve"),
+    "no folder": (False, lambda what: None, "has no folder of traces"),
+    "another folder": (True, lambda what: None, "left no trace"),
+}
+
+
+@pytest.mark.parametrize(("made", "called", "says"), WITHOUT_TRACE.values(), ids=WITHOUT_TRACE)
+def test_a_trace_that_does_not_come_is_named_and_the_runs_stay(
+    tmp_path, capsys, monkeypatch, made, called, says
+):
+    monkeypatch.setattr(traced, "FILE_LIMIT_S", 0.5)
+    if made:
+        (tmp_path / "traces").mkdir()
+    with ScriptedServer(Script(on_profile=called)) as server:
+        assert bench(tmp_path, "--url", server.url, "--traces", str(tmp_path / "traces")) == 2
+    error = capsys.readouterr().err
+    assert says in error and "4 of 4 runs are kept" in error
+    assert len(read(tmp_path)) == 4
+    # The same command goes on from there.
+    (tmp_path / "traces").mkdir(exist_ok=True)
+    with ScriptedServer(Script(on_profile=profiler(tmp_path / "traces", {"mono": 2}, []))) as server:
+        assert bench(tmp_path, "--url", server.url, "--traces", str(tmp_path / "traces")) == 0
+    assert sum(1 for record in read(tmp_path) if record.launches) == 2

@@ -43,7 +43,7 @@ def evidence_of(recipe: Recipe, image: str | None, digest: str | None, sku: str 
 
 
 SESSION_FIELDS = {"arms", "halves", "ready_timeout_s"}
-ARM_FIELDS = {"command", "urls", "env", "image", "image_digest"}
+ARM_FIELDS = {"command", "urls", "env", "image", "image_digest", "traces"}
 HALF_FIELDS = {"port", "env"}
 
 
@@ -86,7 +86,16 @@ def _arm(name: str, one: Mapping[str, Any], where: str, halves: tuple[Half, ...]
         urls=_words(urls, where, f"arms.{name}.urls"),
         env=_words(one.get("env", {}), where, f"arms.{name}.env"),
         evidence={key: one[key] for key in ("image", "image_digest") if key in one},
+        traces=_traces(one, where, name),
     )
+
+
+def _traces(one: Mapping[str, Any], where: str, name: str) -> Path | None:
+    if "traces" not in one:
+        return None
+    if not isinstance(one["traces"], str) or not one["traces"]:
+        raise _bad(where, f"arms.{name}.traces", one["traces"], "a folder's path")
+    return Path(one["traces"])
 
 
 def _maps(
@@ -143,7 +152,10 @@ def make_session(arguments: argparse.Namespace) -> Session:
     else:
         check_url(arguments.url, "--url")
         half = Half(arguments.half)
-        arms, halves = (Arm(arguments.arm, urls={half.name: arguments.url}),), (half,)
+        arms, halves = (
+            (Arm(arguments.arm, urls={half.name: arguments.url}, traces=arguments.traces),),
+            (half,),
+        )
         first_round = arguments.round
         profile = _one_round(profile) if arguments.half else profile
     served = recipe.args.get(SERVED_NAME, recipe.model)
@@ -251,6 +263,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--image", help="evidence: the image that serves")
     parser.add_argument("--image-digest", help="evidence: its digest")
     parser.add_argument("--sku", help="evidence: the card, where the recipe names several")
+    parser.add_argument("--traces", type=Path, help="the folder of that server's profiler: count launches")
     parser.add_argument("--plan", action="store_true", help="list the runs and stop")
     parser.set_defaults(run=run)
 

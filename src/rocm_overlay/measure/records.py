@@ -155,6 +155,11 @@ def _launches(file: Path) -> dict[str, dict[str, dict[str, float]]]:
         ) from None
 
 
+def kept_launches(place: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """Launches a step by arm, point and kernel name; empty where no trace was taken."""
+    return _launches(runs_file(place).with_name(LAUNCHES_NAME))
+
+
 def keep_launches(place: Path, arm: str, point: str, launches: Mapping[str, float]) -> Path:
     """Keep a trace's launches a step beside the runs of its arm and point; earlier ones are replaced.
 

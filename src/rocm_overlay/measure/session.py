@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,17 @@ from rocm_overlay.errors import OverlayError
 from rocm_overlay.measure.client import Client, Outcome
 from rocm_overlay.measure.metrics_page import Page, Window
 from rocm_overlay.measure.proof import Proof, prove
-from rocm_overlay.measure.records import Record, ResultSet
+from rocm_overlay.measure.records import Record, ResultSet, keep_launches, kept_launches
 from rocm_overlay.measure.server import STOP_TIMEOUT_S, OwnServer, Server
+from rocm_overlay.measure.trace import read_trace
+from rocm_overlay.measure.traced import traced
 from rocm_overlay.measure.workload import Pass, Point, Profile, pass_of, promise
 from rocm_overlay.recipe import Recipe
 
 # The share of failed requests above which a session stops: the server is then not the one to be measured.
 MOST_FAILED = 0.1
+# Of each answer in a traced pass: a trace holds every launch, and more steps say no more.
+TRACED_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Arm:
     Attributes:
         command: starts its server, ``{port}`` standing for the half's port; or
         urls: of servers that somebody else started, by half.
+        traces: the folder that its server's profiler writes into; each point's launches are then counted.
     """
 
     name: str
@@ -50,6 +55,7 @@ class Arm:
     urls: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    traces: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -165,10 +171,12 @@ class Bench:
 
     def _round(self, number: int) -> None:
         missing = self._missing(number)
-        if not missing:
+        needed = {arm.name for _, _, arm in missing}
+        needed |= {arm.name for arm in self.session.arms if self._untraced(arm)}
+        if not needed:
             return
         with contextlib.ExitStack() as stack:
-            arms = [arm for arm in self.session.arms if any(arm == other for _, _, other in missing)]
+            arms = [arm for arm in self.session.arms if arm.name in needed]
             own = {arm.name: self._start(arm, number, stack) for arm in arms}
             for arm in arms:
                 server, process = own[arm.name]
@@ -179,6 +187,8 @@ class Bench:
                 self._measure(
                     arm, server, process, pass_of(self.session.profile, point, number, run, arm.name)
                 )
+            for arm in arms:
+                self._count_launches(arm, *own[arm.name], number)
 
     def _start(self, arm: Arm, number: int, stack: contextlib.ExitStack) -> tuple[Server, OwnServer | None]:
         half = self.session.half_of(arm, number)
@@ -249,6 +259,30 @@ class Bench:
                 seen=record.proofs["requests"]["says"],
                 wanted=f"at most {MOST_FAILED:.0%}",
                 fix="look at the server's log; this run is kept, marked as not proved",
+            )
+
+    def _untraced(self, arm: Arm) -> list[Point]:
+        if arm.traces is None:
+            return []
+        known = kept_launches(self.results.folder).get(arm.name, {})
+        return [point for point in self.session.profile.points if point.name not in known]
+
+    def _count_launches(self, arm: Arm, server: Server, process: OwnServer | None, number: int) -> None:
+        """Take a trace at each point that lacks one, in a short pass after the round's runs."""
+        for point in self._untraced(arm):
+            short = replace(
+                point, prompts=point.concurrency, output_tokens=min(point.output_tokens, TRACED_TOKENS)
+            )
+            own = Pass(short, number, 1, point.seed, salted=False, first=False)
+            file = self._raw(arm.name, number, f"{point.name} traced")
+            assert arm.traces is not None
+            with traced(server, arm.traces) as found:
+                self._client(server, process, own, file)
+            launches = read_trace(found.file)
+            keep_launches(self.results.folder, arm.name, point.name, launches.by_kernel)
+            total = sum(launches.by_kernel.values())
+            self.say(
+                f"{arm.name}, {point.name}: {total} launches a step, in {launches.steps} steps of a trace"
             )
 
     def _record(self, arm: Arm, own: Pass, outcome: Outcome, window: Window | None, trouble: str) -> Record:
