@@ -422,6 +422,13 @@ WRONG_SESSIONS = {
     "neither command nor urls": ({"arms": {"a": {}}}, "either command or urls"),
     "no port": ({"halves": {"a": {}, "b": {}}}, "a port for each half"),
     "a number in env": ({"halves": {"a": {"port": 1, "env": {"X": 1}}, "b": {"port": 2}}}, "quote numbers"),
+    "a port that is text": ({"halves": {"a": {"port": "x"}, "b": {"port": 2}}}, "halves.a.port"),
+    "a port that no machine has": ({"halves": {"a": {"port": 99999}, "b": {"port": 2}}}, "halves.a.port"),
+    "a port that is true": ({"halves": {"a": {"port": True}, "b": {"port": 2}}}, "halves.a.port"),
+    "one port of two halves": ({"halves": {"a": {"port": 2}, "b": {"port": 2}}}, "a port of its own"),
+    "an arm that names a folder": ({"arms": {"../x": {"command": ["true"]}}}, "a name of letters"),
+    "an arm that SET:ARM cannot name": ({"arms": {"a:b": {"command": ["true"]}}}, "a name of letters"),
+    "traces that are a number": ({"arms": {"a": {"command": ["true"], "traces": 1}}}, "arms.a.traces"),
     "limit of zero": ({"ready_timeout_s": 0}, "seconds above zero"),
 }
 
@@ -443,6 +450,20 @@ def test_other_wrong_words_are_refused(server, tmp_path, capsys):
     error = capsys.readouterr().err
     for says in ("bench needs servers", "client cannot be started", "repeats", "points.0"):
         assert says in error
+
+
+@pytest.mark.parametrize("rate", [[1, 0], [0], [0, 5], [0, "1"], [0, 0.5, 1]])
+def test_a_range_of_prefix_hits_that_nothing_can_be_in_is_refused(tmp_path, capsys, rate):
+    file = profiles(tmp_path, prefix_hit_rate=rate)
+    assert bench(tmp_path, "--url", "http://127.0.0.1:9", profile=file) == 2
+    assert "prefix_hit_rate is not as a profile has it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1e9])
+def test_a_limit_that_no_run_can_keep_is_refused(tmp_path, capsys, limit):
+    file = profiles(tmp_path, run_timeout_s=limit)
+    assert bench(tmp_path, "--url", "http://127.0.0.1:9", profile=file) == 2
+    assert "run_timeout_s is not as a profile has it" in capsys.readouterr().err
 
 
 def test_a_client_that_fails_is_told_with_its_log(server, tmp_path, capsys):
@@ -475,6 +496,8 @@ WRONG_WORDS = {
     "a port that is none": (["--url", "http://127.0.0.1:99999"], "--url is no address of a server"),
     "round 0": (["--url", "http://x", "--round", "0"], "--round: '0' is no whole number above zero"),
     "an open quote": (["--url", "http://x", "--client", "'vllm"], '--client: "\'vllm" cannot be split'),
+    "an arm that names a folder": (["--url", "http://x", "--arm", "../x"], "--arm: '../x' is not letters"),
+    "a half that names a folder": (["--url", "http://x", "--half", "/x"], "--half: '/x' is not letters"),
     "no client": (["--url", "http://x", "--client", ""], "--client: '' names no program"),
     "an open quote in flags": (["--url", "http://x", "--client-flags", "'"], "--client-flags"),
 }

@@ -45,6 +45,7 @@ def evidence_of(recipe: Recipe, image: str | None, digest: str | None, sku: str 
 SESSION_FIELDS = {"arms", "halves", "ready_timeout_s"}
 ARM_FIELDS = {"command", "urls", "env", "image", "image_digest", "traces"}
 HALF_FIELDS = {"port", "env"}
+MOST_PORT = 65535
 
 
 def read_arms(file: Path) -> tuple[tuple[Arm, ...], tuple[Half, ...], float]:
@@ -58,10 +59,13 @@ def read_arms(file: Path) -> tuple[tuple[Arm, ...], tuple[Half, ...], float]:
     check_plain(document, where)
     _known(document, SESSION_FIELDS, where, "the session")
     halves = tuple(
-        Half(name, int(one.get("port", 0)), _words(one.get("env", {}), where, f"halves.{name}.env"))
+        Half(name, _port(one, where, name), _words(one.get("env", {}), where, f"halves.{name}.env"))
         for name, one in _maps(document, "halves", HALF_FIELDS, where)
     )
     arms = tuple(_arm(name, one, where, halves) for name, one in _maps(document, "arms", ARM_FIELDS, where))
+    ports = [half.port for half in halves if half.port]
+    if len(set(ports)) < len(ports):
+        raise _bad(where, "halves", f"ports {', '.join(map(str, ports))}", "a port of its own for each half")
     if len(arms) > len(halves):
         raise _bad(where, "halves", f"{len(halves)} for {len(arms)} arms", "a half for each arm")
     ready = document.get("ready_timeout_s", 3600)
@@ -90,6 +94,13 @@ def _arm(name: str, one: Mapping[str, Any], where: str, halves: tuple[Half, ...]
     )
 
 
+def _port(one: Mapping[str, Any], where: str, name: str) -> int:
+    port = one.get("port", 0)
+    if "port" in one and (type(port) is not int or not 1 <= port <= MOST_PORT):
+        raise _bad(where, f"halves.{name}.port", port, f"a whole number from 1 to {MOST_PORT}")
+    return int(port)
+
+
 def _traces(one: Mapping[str, Any], where: str, name: str) -> Path | None:
     if "traces" not in one:
         return None
@@ -105,6 +116,8 @@ def _maps(
     if not isinstance(found, dict) or not found:
         raise _bad(where, field, found, "a map with one entry at least")
     for name, one in found.items():
+        if not options.NAME.fullmatch(name):
+            raise _bad(where, field, name, f"a name of {options.NAME_WANTED}")
         if not isinstance(one, dict):
             raise _bad(where, f"{field}.{name}", one, "a map")
         _known(one, known, where, f"{field}.{name}")
@@ -243,8 +256,13 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--recipes", type=Path, help="a folder of recipes in place of the project's")
     parser.add_argument("--session", type=Path, help="YAML file of arms and halves")
     parser.add_argument("--url", help="one server that runs already")
-    parser.add_argument("--arm", default="server", help="the name of that server's build")
-    parser.add_argument("--half", default="", help="the half that it serves on; the call is then one round")
+    parser.add_argument("--arm", type=options.name, default="server", help="the name of that server's build")
+    parser.add_argument(
+        "--half",
+        type=options.name_or_none,
+        default="",
+        help="the half that it serves on; the call is then one round",
+    )
     parser.add_argument("--round", type=options.count, default=1, help="which round that is")
     parser.add_argument("--profile", default=DEFAULT_PROFILE)
     parser.add_argument("--profiles", type=Path, help="a file of profiles in place of the tool's own")

@@ -354,7 +354,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("recipe")
     parser.add_argument("--recipes", type=Path, help="a folder of recipes in place of the project's")
     parser.add_argument("--url")
-    parser.add_argument("--arm", default="server")
+    parser.add_argument("--arm", type=options.name, default="server")
     parser.add_argument("--arms", action="store_true", help="print the arms that the gate wants, and stop")
     names = f"{TWO_PASS}, {NEEDLES}, or an lm-eval profile: {', '.join(lm_eval.profiles())}"
     parser.add_argument("--task", action="append", help=f"{names}; repeatable (default: the first two)")

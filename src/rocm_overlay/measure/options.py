@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import shlex
 
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+NAME_WANTED = "letters, digits and _ . + -, with none of . + - first"
 # The longest time that may be asked for: a week.
 MOST_SECONDS = 7 * 24 * 3600.0
 
@@ -53,6 +56,18 @@ def _number(word: str) -> float:
         return float(word)
     except ValueError:
         return math.nan
+
+
+def name(word: str) -> str:
+    """The name of an arm or a half: a part of files' names, and of SET:ARM."""
+    if not NAME.fullmatch(word):
+        raise argparse.ArgumentTypeError(f"{word!r} is not {NAME_WANTED}")
+    return word
+
+
+def name_or_none(word: str) -> str:
+    """A name, or nothing."""
+    return name(word) if word else word
 
 
 def shell_words(text: str) -> list[str]:

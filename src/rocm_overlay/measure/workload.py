@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rocm_overlay.errors import OverlayError
+from rocm_overlay.measure.options import MOST_SECONDS
 from rocm_overlay.recipe import Recipe, check_plain, parse_yaml
 from rocm_overlay.textio import read_text
 
@@ -105,6 +106,10 @@ def load_profile(name: str, file: Path | None = None) -> Profile:
     for key in ("rounds", "runs"):
         if fields[key] < 1:
             raise _bad(where, name, key, fields[key])
+    if not 0 < fields["run_timeout_s"] <= MOST_SECONDS:
+        raise _bad(
+            where, name, "run_timeout_s", fields["run_timeout_s"], "seconds above zero, a week at most"
+        )
     points = [_point(where, name, one, index) for index, one in enumerate(fields["points"])]
     if not points:
         raise _bad(where, name, "points", "none")
@@ -118,9 +123,16 @@ def load_profile(name: str, file: Path | None = None) -> Profile:
         runs=fields["runs"],
         warmup=_point(where, name, fields["warmup"], "warmup"),
         repeats=fields["repeats"],
-        prefix_hit_rate=(float(fields["prefix_hit_rate"][0]), float(fields["prefix_hit_rate"][1])),
+        prefix_hit_rate=_hit_rate(where, name, fields["prefix_hit_rate"]),
         run_timeout_s=float(fields["run_timeout_s"]),
     )
+
+
+def _hit_rate(where: str, profile: str, value: list[Any]) -> tuple[float, float]:
+    numbers = [float(one) for one in value if isinstance(one, int | float) and not isinstance(one, bool)]
+    if len(value) != 2 or len(numbers) != 2 or not 0 <= numbers[0] <= numbers[1] <= 1:
+        raise _bad(where, profile, "prefix_hit_rate", value, "a least and a greatest share, from 0 to 1")
+    return numbers[0], numbers[1]
 
 
 def _require_own_seeds(where: str, profile: str, points: Sequence[Point]) -> None:
