@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -96,6 +97,36 @@ def test_regions_are_disjoint_and_inside_their_memory(launch: Launch, sizes: tup
             assert region.offset >= end
             end = region.offset + region.size
         assert end <= layout.size
+
+
+# What is in LDS at once: until the seam's sums are sent, from then on (each with one turn), always.
+EARLY = ("norm", "streams", "mix_weights", "squares", "mixes")
+EARLY_TURNS = (("router_sums",), ("activations", "codes"))
+LATE, LATE_TURNS = ("active", "slot_of"), (("partial",), ("index_of",))
+ALWAYS = ("pick_expert", "pick_weight", "active_bits")
+
+
+@given(sizes=geometries, num_bytes=some.sampled_from((64 * 1024, 160 * 1024)))
+def test_what_is_in_lds_at_once_is_disjoint(sizes: tuple[int, ...], num_bytes: int) -> None:
+    g = FfnGeometry(*sizes)
+    if (g.rows > 42 and g.experts == 384) and num_bytes < 160 * 1024:
+        with pytest.raises(ValueError, match=rf"of {g.rows} rows at TP {g.tp} needs \d+ bytes of LDS"):
+            regions.lds(g, num_bytes)
+        return
+    layout = regions.lds(g, num_bytes)
+    assert layout.size <= num_bytes
+    for together in [(*EARLY, *turn) for turn in EARLY_TURNS] + [(*LATE, *turn) for turn in LATE_TURNS]:
+        names = sorted((*together, *ALWAYS), key=lambda name: getattr(layout, name).offset)
+        assert not [pair for pair in pairwise(names) if layout.overlap(*pair)]
+
+
+@given(sizes=geometries)
+def test_parts_of_rows_are_whole_rounds_of_the_waves(sizes: tuple[int, ...]) -> None:
+    """Waves take rows four at once, from a part's first one on."""
+    g = FfnGeometry(*sizes)
+    if g.rows <= 42:
+        rows = regions.lds(g, 64 * 1024).activations.shape[0]
+        assert rows % 4 == 0 or rows == min(g.rows, 16)
 
 
 def changed(name: str, **changes: object) -> tuple[Stage, ...]:

@@ -37,18 +37,33 @@ def _pools() -> tuple[Pool, Pool]:
     return Pool(raw), Pool(codes)
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """What the serving engine leaves in memory on an architecture: the routed experts' layout, and whether
+    e4m3 weights were rid of -0, which FNUZ reads as a NaN."""
+
+    layout: str
+    no_negative_zero: bool
+
+
+LOADED = {"gfx950": Loaded("aiter_shuffle", False), "gfx942": Loaded("row_major", True)}
+
+
 @lru_cache(maxsize=8)
-def _routed(tp: int, rank: int, experts: int) -> dict[str, torch.Tensor]:
+def _routed(tp: int, rank: int, experts: int, layout: str) -> dict[str, torch.Tensor]:
     """One rank's memory of every routed expert. The loader's padding holds anything but zeros."""
-    s = g.FfnGeometry(1, tp)
-    inter = s.padded_share
+    inter = g.padded_share(INTER // tp, layout)
     columns = -(-(inter // 32) // 8) * 8
     raw, codes = _pools()
+    scales = {
+        "aiter_shuffle": ((2 * inter, HIDDEN // 32), (HIDDEN, columns)),
+        "row_major": ((HIDDEN // 32, 2 * inter), (inter // 32, HIDDEN)),
+    }[layout]
     shapes = {
         "w13": (raw, (experts, 2 * inter, HIDDEN // 2)),
-        "w13_scale": (codes, (experts, 2 * inter, HIDDEN // 32)),
+        "w13_scale": (codes, (experts, *scales[0])),
         "w2": (raw, (experts, HIDDEN, inter // 2)),
-        "w2_scale": (codes, (experts, HIDDEN, columns)),
+        "w2_scale": (codes, (experts, *scales[1])),
     }
     out = {}
     for turn, (name, (pool, shape)) in enumerate(shapes.items()):
@@ -104,6 +119,12 @@ class Case:
     picks: int
     activations: dict[str, torch.Tensor]
     router: dict[str, torch.Tensor]
+    arch: str = "gfx950"
+
+    @property
+    def layout(self) -> str:
+        """Of the routed experts."""
+        return LOADED[self.arch].layout
 
     @property
     def geometry(self) -> Any:
@@ -119,16 +140,21 @@ class Case:
         share = INTER // self.tp
         cut, blocks = (slice(rank * n, (rank + 1) * n) for n in (share, share // 32))
         first, scale = dense["shared_w13"], dense["shared_w13_scale"]
+        values = {
+            "shared_w13": torch.cat([first[:INTER][cut], first[INTER:][cut]]),
+            "shared_w2": dense["shared_w2"][:, cut].contiguous(),
+        }
+        if LOADED[self.arch].no_negative_zero:
+            values = {name: torch.where(x == 0x80, 0, x) for name, x in values.items()}
         return (
             self.activations
             | self.router
             | dense
-            | _routed(self.tp, rank, self.experts)
+            | _routed(self.tp, rank, self.experts, self.layout)
+            | values
             | {
                 "partial": self.activations["partial"][rank],
-                "shared_w13": torch.cat([first[:INTER][cut], first[INTER:][cut]]),
                 "shared_w13_scale": torch.cat([scale[: INTER // 32][blocks], scale[INTER // 32 :][blocks]]),
-                "shared_w2": dense["shared_w2"][:, cut].contiguous(),
                 "shared_w2_scale": dense["shared_w2_scale"][:, blocks].contiguous(),
             }
         )
@@ -153,9 +179,16 @@ class Case:
 
 
 def make(
-    rows: int, tp: int, kind: str = "random", *, seed: int = 0, experts: int = 384, picks: int = 6
+    rows: int,
+    tp: int,
+    kind: str = "random",
+    *,
+    seed: int = 0,
+    experts: int = 384,
+    picks: int = 6,
+    arch: str = "gfx950",
 ) -> Case:
-    """A case whose routing or values are of one of ``KINDS``."""
+    """A case whose routing or values are of one of ``KINDS``, as an architecture's memory has it."""
     r = _generator(1000 + seed)
     residual = torch.randn(rows, STREAMS, HIDDEN, generator=r)
     residual *= torch.rsqrt(residual.pow(2).mean(-1, keepdim=True))
@@ -170,7 +203,7 @@ def make(
         "comb_in": comb,
         "pre_in": torch.sigmoid(torch.randn(rows, STREAMS, generator=r)) + g.MIX_EPSILON,
     }
-    case = Case(rows, tp, experts, picks, activations, dict(_gate(experts)))
+    case = Case(rows, tp, experts, picks, activations, dict(_gate(experts)), arch)
     return KINDS[kind](case)
 
 

@@ -114,6 +114,7 @@ class Stages:
             run.geometry.share,
             lambda e: {name: self.args[name][e] for name in ("w13", "w13_scale", "w2", "w2_scale")},
             *(self.args[n] for n in ("shared_w13", "shared_w13_scale", "shared_w2", "shared_w2_scale")),
+            layout=run.case.layout,
         )
 
     def sums(self) -> torch.Tensor:

@@ -57,9 +57,9 @@ def main() -> None:
     module, shape, struct = KINDS[kind]
     kernel = importlib.import_module(f"{mono}.kernels.{module}")
     geometry = getattr(importlib.import_module(mono + ".geometry"), shape)
-    gfx950 = importlib.import_module("vllm.models.common.amd.persistent.isa.gfx950")
+    isa = importlib.import_module(f"vllm.models.common.amd.persistent.isa.{arch}")
     values = {name: int(value) for name, value in (field.split("=") for field in fields)}
-    launch = kernel.build(geometry(**values), gfx950.Gfx950())
+    launch = kernel.build(geometry(**values), getattr(isa, arch.capitalize())())
     arguments = getattr(kernel, struct)
     launch(arguments(**dict.fromkeys(arguments.__annotations__, 0)))
     found = list(work.glob("*/*_final_isa.s"))

@@ -31,17 +31,17 @@ STEPS = 2  # sets of activations
 
 
 @lru_cache(maxsize=32)
-def step(rows: int, tp: int, kind: str, number: int) -> Case:
+def step(rows: int, tp: int, kind: str, number: int, arch: str = "gfx950") -> Case:
     """Activations of step ``number``, which come again after ``STEPS``."""
-    return make(rows, tp, kind, seed=number % STEPS)
+    return make(rows, tp, kind, seed=number % STEPS, arch=arch)
 
 
 @lru_cache(maxsize=8)
-def expected(rows: int, tp: int, kind: str) -> list[dict[str, torch.Tensor]]:
+def expected(rows: int, tp: int, kind: str, arch: str = "gfx950") -> list[dict[str, torch.Tensor]]:
     """Outputs of each step in exact memory, by the kernel as it is."""
     out = []
     for number in range(STEPS):
-        run = Run(step(rows, tp, kind, number), Device("gfx950", ranks=tp))
+        run = Run(step(rows, tp, kind, number, arch), Device(arch, ranks=tp))
         run.launch()
         out.append(run.outputs())
     return out
@@ -53,8 +53,8 @@ def schedules(first: int, count: int) -> Iterator[tuple[int, str]]:
         yield seed, "random" if seed % 2 else SCHEDULES[1 + seed // 2 % (len(SCHEDULES) - 1)]
 
 
-def hostile(tp: int) -> Device:
-    return Device("gfx950", ranks=tp, memory="hostile")
+def hostile(tp: int, arch: str = "gfx950") -> Device:
+    return Device(arch, ranks=tp, memory="hostile")
 
 
 def reschedule(device: Device, seed: int, schedule: str) -> None:
@@ -64,14 +64,22 @@ def reschedule(device: Device, seed: int, schedule: str) -> None:
     device.reseed(seed)
 
 
-def check(rows: int, tp: int, kind: str, count: int, kernel: Kernel | None = None, first: int = 0) -> int:
+def check(
+    rows: int,
+    tp: int,
+    kind: str,
+    count: int,
+    kernel: Kernel | None = None,
+    first: int = 0,
+    arch: str = "gfx950",
+) -> int:
     """``count`` launches on one memory. Raises ``AssertionError`` for the first whose bits are wrong."""
-    want = expected(rows, tp, kind)
-    device = hostile(tp)
-    run = Run(step(rows, tp, kind, 0), device, kernel, limit=LIMIT)
+    want = expected(rows, tp, kind, arch)
+    device = hostile(tp, arch)
+    run = Run(step(rows, tp, kind, 0, arch), device, kernel, limit=LIMIT)
     for number, (seed, schedule) in enumerate(schedules(first, count)):
         reschedule(device, seed, schedule)
-        run.feed(step(rows, tp, kind, number))
+        run.feed(step(rows, tp, kind, number, arch))
         run.launch()
         if wrong := same(run.outputs(), want[number % STEPS]):
             raise AssertionError(f"launch {number} (seed {seed}, {schedule}): {', '.join(wrong)} differ")

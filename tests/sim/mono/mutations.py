@@ -191,8 +191,8 @@ MUTATIONS = (
         "no barrier before the sum of the waves",
         STAGES,
         DOWN,
-        "partial.at(0, ctx.wave, i, ctx.lane), value)\n        dev.barrier()",
-        "partial.at(0, ctx.wave, i, ctx.lane), value)",
+        "leave(ctx, total)\n        dev.barrier()",
+        "leave(ctx, total)",
     ),
     # ---- arithmetic
     Mutation(

@@ -34,7 +34,7 @@ class Run:
         share: Run | None = None,
     ) -> None:
         self.case, self.device, self.geometry = case, device, case.geometry
-        self.kernel = kernel or compiled(case.rows, case.tp, experts=case.experts, picks=case.picks)
+        self.kernel = kernel or compiled(case.rows, case.tp, case.arch, case.experts, case.picks)
         self.workspace, self.symmetric = self.layouts()
         self.peers = (
             share.peers if share else [self._bytes(self.symmetric.size, "peer", r) for r in range(case.tp)]

@@ -94,5 +94,10 @@ class Layout:
                 f"no region {name!r}; there are {', '.join(self.__dict__['_regions'])}"
             ) from None
 
+    def overlap(self, one: str, other: str) -> bool:
+        """Whether two regions share bytes."""
+        a, b = getattr(self, one), getattr(self, other)
+        return a.offset < b.offset + b.size and b.offset < a.offset + a.size
+
     def __iter__(self) -> Iterator[Region]:
         return iter(self._regions.values())

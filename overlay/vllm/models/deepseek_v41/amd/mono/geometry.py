@@ -50,6 +50,10 @@ K_STEP = 128
 # Experts of one router workgroup.
 ROUTER_EXPERTS = 8
 
+# Layouts of routed experts (stages/routed_weights.py), and the multiple of columns to which the loader pads a
+# rank's intermediate share in each.
+EXPERT_LAYOUTS = {"aiter_shuffle": 128, "row_major": 256}
+
 SUPPORTED_TP = (2, 4)
 # (experts, picks): the backbone's layers, the draft's.
 SUPPORTED_EXPERTS = ((384, 6), (128, 3))
@@ -105,8 +109,8 @@ class FfnGeometry:
 
     @property
     def padded_share(self) -> int:
-        """Intermediate columns of a routed expert's memory: the loader pads to whole K steps."""
-        return -(-self.share // K_STEP) * K_STEP
+        """Intermediate columns of a routed expert's memory in AITER's shuffle."""
+        return padded_share(self.share, "aiter_shuffle")
 
     @property
     def blocks(self) -> int:
@@ -116,7 +120,7 @@ class FfnGeometry:
     @property
     def down_steps(self) -> int:
         """K steps of the down projection."""
-        return self.padded_share // K_STEP
+        return -(-self.share // K_STEP)
 
     @property
     def router_tiles(self) -> int:
@@ -231,6 +235,12 @@ class BackGeometry(FfnGeometry):
     def rank_columns(self) -> int:
         """Outputs of wo_a of this rank, the K of wo_b."""
         return self.groups * OUTPUT_RANK
+
+
+def padded_share(share: int, layout: str) -> int:
+    """Intermediate columns of a routed expert's memory, of ``share`` columns of a rank."""
+    multiple = EXPERT_LAYOUTS[layout]
+    return -(-share // multiple) * multiple
 
 
 def slice_of(workgroup: int) -> int:

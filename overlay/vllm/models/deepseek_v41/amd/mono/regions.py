@@ -64,9 +64,24 @@ def _ffn_workspace(g: FfnGeometry) -> list[Region]:
     ]
 
 
-def lds(g: FfnGeometry) -> Layout:
-    """LDS of a workgroup, in bytes."""
-    return Layout(_ffn_lds(g))
+def lds(g: FfnGeometry, num_bytes: int = 160 * 1024) -> Layout:
+    """LDS of a workgroup that has ``num_bytes``: the roomy layout, or the compact one with as many rows
+    quantised at once as fit.
+
+    Raises:
+        ValueError: the geometry does not fit.
+    """
+    layouts = [Layout(_ffn_lds(g))]
+    # The waves take four rows at once, so parts are of whole rounds of them.
+    at_once = [min(g.rows, TILE), *(rows for rows in (12, 8, 4) if rows < min(g.rows, TILE))]
+    layouts += [Layout(_compact_ffn_lds(g, rows)) for rows in at_once]
+    for layout in layouts:
+        if layout.size <= num_bytes:
+            return layout
+    raise ValueError(
+        f"an FFN launch of {g.rows} rows at TP {g.tp} needs {layouts[-1].size} bytes of LDS, a workgroup has "
+        f"{num_bytes}: take fewer rows a step"
+    )
 
 
 def _ffn_lds(g: FfnGeometry) -> list[Region | Overlap]:
@@ -76,21 +91,52 @@ def _ffn_lds(g: FfnGeometry) -> list[Region | Overlap]:
                 # Partial sums of the waves: gate/up is the largest user (four tiles of 16 outputs). With one
                 # tile of rows there are two sets, for turns that overlap.
                 (Region("partial", (1 + (g.row_tiles == 1), WAVES, 4 * g.row_tiles, 64, 4), 4),),
+                (Region("router_sums", (WAVES, 4 * g.row_tiles, 64, 4), 4),),
                 # Operands on their way to registers.
-                (
-                    Region("activations", (min(g.rows, TILE), OPERAND_ROW), 1),
-                    Region("codes", (min(g.rows, TILE), WAVES, 4, CODE_BYTES), 1),
-                ),
+                _operand_lds(min(g.rows, TILE)),
             )
         ),
         *_seam_lds(g),
+        *_pick_lds(g),
+        *_active_lds(g),
+        Region("index_of", (g.experts,), 4),
+    ]
+
+
+def _compact_ffn_lds(g: FfnGeometry, rows_at_once: int) -> list[Region | Overlap]:
+    """What the launch needs until the seam's sums are sent, and what it needs from then on, share their
+    place; so do sums of half of the waves each (``stages/wave_sums.py``)."""
+    seam = (
+        *_seam_lds(g),
+        Overlap(((Region("router_sums", (WAVES, g.row_tiles, 64, 4), 4),), _operand_lds(rows_at_once))),
+    )
+    sums = Region("partial", (1 + (g.row_tiles == 1), WAVES // 2, 4 * g.row_tiles, 64, 4), 4)
+    # The index is read before the first of the routed experts' sums.
+    experts = (Overlap(((sums,), (Region("index_of", (g.experts,), 4),))), *_active_lds(g))
+    return [Overlap((seam, experts)), *_pick_lds(g)]
+
+
+def _operand_lds(rows: int) -> tuple[Region, ...]:
+    """Rows as matrix operands, and their codes."""
+    return (
+        Region("activations", (rows, OPERAND_ROW), 1),
+        Region("codes", (rows, WAVES, 4, CODE_BYTES), 1),
+    )
+
+
+def _pick_lds(g: FfnGeometry) -> list[Region]:
+    return [
         Region("pick_expert", (g.rows, g.picks), 4),
         Region("pick_weight", (g.rows, g.picks), 4),
         Region("active_bits", (g.experts // 32,), 4),
+    ]
+
+
+def _active_lds(g: FfnGeometry) -> list[Region]:
+    return [
         Region("active", (g.max_active,), 4),
         # Slot of an active expert for a row; NO_SLOT if the row has not picked it.
         Region("slot_of", (g.max_active, g.row_tiles * TILE), 1),
-        Region("index_of", (g.experts,), 4),
     ]
 
 

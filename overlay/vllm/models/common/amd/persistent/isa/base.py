@@ -5,7 +5,8 @@ Operand layouts of a 16 x 16 matrix instruction (l is the lane, g = l // 16, r =
 them. A is the weight operand with 16 output columns, B the activation operand with 16 rows of the step:
 
 - D: lane l holds outputs 4 g .. 4 g + 3 of step row r.
-- 8-bit operand of 128 k: lane l holds k 16 g .. 16 g + 15 and 64 + 16 g .. 64 + 16 g + 15 of row r.
+- 8-bit operand of 128 k: lane l holds two halves of 16 k of row r; half h begins at k ``group_stride`` g +
+  ``half_stride`` h.
 - 4-bit operand of 128 k: lane l holds k 32 g .. 32 g + 31 of row r, low nibble first.
 - the scale of lane l belongs to k 32 g .. 32 g + 31 of row r, whatever bytes the lane holds.
 - bf16 operand of 32 k: lane l holds 8 k of row r; which 8 is free, if A and B agree.
@@ -29,11 +30,21 @@ class Code:
 
 
 class Isa(ABC):
-    """One architecture's instructions. Vectors of 32-bit words are ``Int32`` vectors."""
+    """One architecture's instructions. Vectors of 32-bit words are ``Int32`` vectors. 8-bit values are OCP
+    e4m3, whatever format the instructions have.
+
+    ``group_stride``, ``half_stride``: the 8-bit operand's layout. ``expert_layout``: the layout in which the
+    serving engine keeps routed experts on this architecture, by name. ``weight_sets``: sets of 20 weight
+    operands that a wave's registers hold beside the rows' operands and what a product needs.
+    """
 
     name: str
     lds_bytes: int
     compute_units: int
+    group_stride: int
+    half_stride: int
+    expert_layout: str
+    weight_sets: int
 
     @abstractmethod
     def mfma_bf16(self, weights: Any, activations: Any, acc: Any) -> Any:
@@ -51,6 +62,11 @@ class Isa(ABC):
     @abstractmethod
     def expand_fp8(self, word: fx.Int32, scale: fx.Float32) -> list[fx.Int32]:
         """Four e4m3 times a power of two, as two bf16 pairs."""
+
+    @abstractmethod
+    def ready(self, words: Any, code: Code) -> Any:
+        """MXFP8 activations (8 words) as the products take them, which take both: worth it where several
+        products share them."""
 
     @abstractmethod
     def mfma_fp4(

@@ -14,12 +14,9 @@ from flydsl.expr.typing import as_ir_value
 
 from .. import device as dev
 from .base import Code, Isa
+from .common import acc_type, mfma_bf16_16, pack_bf16
 
 _E4M3, _E2M1 = 0, 4  # operand formats of the scaled matrix instructions
-
-
-def _acc_type() -> ir.Type:
-    return ir.VectorType.get([4], ir.F32Type.get())
 
 
 class Gfx950(Isa):
@@ -28,15 +25,16 @@ class Gfx950(Isa):
     name = "gfx950"
     lds_bytes = 160 * 1024
     compute_units = 256
+    group_stride, half_stride = 16, 64
+    weight_sets = 2
+    expert_layout = "aiter_shuffle"
 
     def mfma_bf16(self, weights: Any, activations: Any, acc: Any) -> Any:
         a, b = (x.bitcast(fx.BFloat16) for x in (weights, activations))
-        return fx.Vector(rocdl.mfma_f32_16x16x32_bf16(_acc_type(), [a, b, acc]), (4,), fx.Float32)
+        return fx.Vector(rocdl.mfma_f32_16x16x32_bf16(acc_type(), [a, b, acc]), (4,), fx.Float32)
 
     def mfma_bf16_half(self, weights: Any, activations: Any, acc: Any) -> Any:
-        four = ir.VectorType.get([4], ir.IntegerType.get_signless(16))
-        a, b = (llvm.bitcast(four, as_ir_value(x)) for x in (weights, activations))
-        return fx.Vector(rocdl.mfma_f32_16x16x16bf16_1k(_acc_type(), [a, b, acc]), (4,), fx.Float32)
+        return mfma_bf16_16(weights, activations, acc)
 
     def column_bf16(self, shared: Any, offset: Any) -> Any:
         four = ir.VectorType.get([4], ir.IntegerType.get_signless(16))
@@ -55,9 +53,12 @@ class Gfx950(Isa):
             for upper in (False, True)
         ]
 
+    def ready(self, words: Any, code: Code) -> Any:
+        return words
+
     def _scaled(self, a_format: int, a: Any, a_code: Code, b: Any, b_code: Code, acc: Any) -> Any:
         out = rocdl.mfma_scale_f32_16x16x128_f8f6f4(
-            _acc_type(), [a, b, acc, a_format, _E4M3, a_code.byte, a_code.word, b_code.byte, b_code.word]
+            acc_type(), [a, b, acc, a_format, _E4M3, a_code.byte, a_code.word, b_code.byte, b_code.word]
         )
         return fx.Vector(out, (4,), fx.Float32)
 
@@ -72,10 +73,7 @@ class Gfx950(Isa):
         return self._scaled(_E4M3, weights, weight_code, activations, activation_code, acc)
 
     def pack_bf16(self, low: fx.Float32, high: fx.Float32) -> fx.Int32:
-        pair = llvm.fptrunc(
-            ir.VectorType.get([2], ir.BF16Type.get()), as_ir_value(dev.vector_f32([low, high]))
-        )
-        return fx.Int32(llvm.bitcast(ir.IntegerType.get_signless(32), pair))
+        return pack_bf16(low, high)
 
     def dot_bf16(self, a: fx.Int32, b: fx.Int32, acc: fx.Float32) -> fx.Float32:
         pair = ir.VectorType.get([2], ir.BF16Type.get())

@@ -5,7 +5,9 @@ Inputs, Outputs: ``FfnArguments``. Stages: ``STAGES``. The grid is one workgroup
 each workgroup runs every stage in order, so a wait is always for something that another workgroup reaches
 without waiting for this one's later stages.
 
-Limits: 1..48 rows; the layer's sizes are fixed (``geometry``); loads of weights are bounded by their tensors.
+Limits: 1..48 rows, and no more than LDS has room for (``regions.lds``): 42 of the target's on CDNA3. The
+layer's sizes are fixed (``geometry``); loads of weights are bounded by their tensors. On CDNA3 e4m3 weights
+must hold no -0 (byte 0x80), which its FP8 conversions take for a NaN.
 """
 
 from collections.abc import Callable
@@ -44,8 +46,10 @@ class FfnArguments:
     ``post_in`` f32 [rows, 4], ``comb_in`` f32 [rows, 4, 4], ``pre_in`` f32 [rows, 4] of the attention seam.
     Seam: ``mix_projection`` f32 [24, 20480], ``mix_scale`` f32 [3], ``mix_base`` f32 [24], ``norm_weight``
     bf16 [5120]. Router: ``gate_weight`` bf16 [experts, 5120], ``gate_bias`` f32 [experts]. Routed experts in
-    AITER's shuffle: ``w13`` [experts, 2 I, 2560] with gate and up tiles in turn, ``w13_scale`` [experts, 2 I,
-    160], ``w2`` [experts, 5120, I / 2], ``w2_scale`` [experts, 5120, I / 32 padded to 8]. Shared expert:
+    the architecture's layout (``stages/routed_weights.py``). In AITER's shuffle: ``w13`` [experts, 2 I, 2560]
+    with gate and up tiles in turn, ``w13_scale`` [experts, 2 I, 160], ``w2`` [experts, 5120, I / 2],
+    ``w2_scale`` [experts, 5120, I / 32 padded to 8]. Row-major: bytes of the same shapes with gate and up
+    rows in turn, ``w13_scale`` [experts, 160, 2 I], ``w2_scale`` [experts, I / 32, 5120]. Shared expert:
     ``shared_w13`` e4m3 [2 S, 5120] gate first, ``shared_w13_scale`` [2 S / 32, 160], ``shared_w2`` e4m3
     [5120, S], ``shared_w2_scale`` [160, S / 32].
     Outputs: ``residual_out``, ``post_out``, ``comb_out``, ``pre_out`` as the inputs; ``out`` bf16 [rows,
@@ -105,6 +109,8 @@ def ffn_half(ctx: Context, partial_of: Callable[[Place], Any]) -> None:
     router.send_logits(activations)
     operands = [activations.operands(tile) for tile in range(g.row_tiles)]
     seam.send_sums()
+    if ctx.lds.overlap("streams", "partial"):
+        dev.barrier()
     gate_up = GateUp(ctx, operands)
     gate_up.shared()
     seam.finish_mixes()
@@ -132,10 +138,10 @@ def ffn_half(ctx: Context, partial_of: Callable[[Place], Any]) -> None:
         ctx.launch.finish()
 
 
-def _layouts(g: FfnGeometry) -> tuple[Layout, Layout, Layout]:
+def _layouts(g: FfnGeometry, isa: Isa) -> tuple[Layout, Layout, Layout]:
     """Symmetric memory's, the workspace's, LDS's. Not in a closure of the kernel: FlyDSL's cache keys on what
     those hold, and a layout's name differs between processes."""
-    return regions.symmetric(g), regions.workspace(g), regions.lds(g)
+    return regions.symmetric(g), regions.workspace(g), regions.lds(g, isa.lds_bytes)
 
 
 def build(g: FfnGeometry, isa: Isa, name: str = "ffn") -> Callable[..., Any]:
@@ -143,7 +149,7 @@ def build(g: FfnGeometry, isa: Isa, name: str = "ffn") -> Callable[..., Any]:
 
     @flyc.kernel(name=name, known_block_size=[THREADS, 1, 1])
     def kernel(args: FfnArguments) -> None:
-        ctx = Context.begin(g, isa, args, _layouts(g))
+        ctx = Context.begin(g, isa, args, _layouts(g, isa))
         partial = dev.Buffer(args.partial)
         word = partial.load(Place.of(ctx, ctx.thread).column_at)
         ffn_half(ctx, lambda _: word)

@@ -24,17 +24,7 @@ from ..geometry import (
     SWIGLU_LIMIT,
     WORKGROUPS,
 )
-from .formats import (
-    MX_BLOCK,
-    MxRows,
-    mxfp4,
-    mxfp8,
-    quantise,
-    round_bf16,
-    split_gate_up,
-    unshuffle_bytes,
-    unshuffle_codes,
-)
+from .formats import EXPERT_FORMATS, MX_BLOCK, MxRows, mxfp4, mxfp8, quantise, round_bf16
 
 
 @dataclass(frozen=True)
@@ -151,7 +141,8 @@ def shared_gate_up(x: MxRows, gate: torch.Tensor, up: torch.Tensor, floor: float
 class RankWeights:
     """One rank's weights as the launch reads them; ``share`` is its intermediate columns of each expert.
 
-    ``routed(expert)`` gives the bytes of w13, w13_scale, w2, w2_scale of one routed expert."""
+    ``routed(expert)`` gives the bytes of w13, w13_scale, w2, w2_scale of one routed expert, which ``layout``
+    names the layout of."""
 
     share: int
     routed: Callable[[int], dict[str, torch.Tensor]]
@@ -159,20 +150,21 @@ class RankWeights:
     shared_w13_scale: torch.Tensor
     shared_w2: torch.Tensor
     shared_w2_scale: torch.Tensor
+    layout: str = "aiter_shuffle"
 
     def routed_gate_up(self, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
         """gate, up [share, 5120] of a routed expert."""
-        w = self.routed(expert)
-        raw = split_gate_up(unshuffle_bytes(w["w13"]))
-        codes = split_gate_up(unshuffle_codes(w["w13_scale"]))
+        w, form = self.routed(expert), EXPERT_FORMATS[self.layout]
+        raw = form.split(form.unpack_bytes(w["w13"]))
+        codes = form.split(form.unpack_codes(w["w13_scale"]))
         gate, up = (mxfp4(r[: self.share], c[: self.share]) for r, c in zip(raw, codes, strict=True))
         return gate, up
 
     def routed_down(self, expert: int) -> torch.Tensor:
         """down [5120, share] of a routed expert."""
-        w = self.routed(expert)
-        raw = unshuffle_bytes(w["w2"])[:, : self.share // 2]
-        return mxfp4(raw, unshuffle_codes(w["w2_scale"])[:, : self.share // MX_BLOCK])
+        w, form = self.routed(expert), EXPERT_FORMATS[self.layout]
+        raw = form.unpack_bytes(w["w2"])[:, : self.share // 2]
+        return mxfp4(raw, form.unpack_codes(w["w2_scale"])[:, : self.share // MX_BLOCK])
 
     def shared_gate_up(self) -> tuple[torch.Tensor, torch.Tensor]:
         """gate, up [share, 5120] of the shared expert."""

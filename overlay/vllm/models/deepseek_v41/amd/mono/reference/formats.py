@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -82,7 +83,7 @@ def quantise(x: torch.Tensor, floor: float = 0.0) -> MxRows:
     return MxRows(raw.view(rows, k), codes)
 
 
-# ---- AITER's layouts of a routed expert on gfx950
+# ---- AITER's shuffle of a routed expert
 def unshuffle_bytes(raw: torch.Tensor) -> torch.Tensor:
     """[N, K / 2] in tiles of 16 rows by 4 runs of 16 bytes, runs outermost -> row-major."""
     n, k = raw.shape
@@ -99,3 +100,20 @@ def split_gate_up(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[2 N, K] with 16 gate rows, 16 up rows and so on -> gate [N, K], up [N, K]."""
     tiles = x.view(-1, 2, 16, x.shape[1])
     return tiles[:, 0].reshape(-1, x.shape[1]), tiles[:, 1].reshape(-1, x.shape[1])
+
+
+# ---- layouts of a routed expert, by name (geometry.EXPERT_LAYOUTS)
+@dataclass(frozen=True)
+class ExpertFormat:
+    """What gives row-major bytes [N, K / 2] and codes [N, K / 32] of an expert's matrix, and gate [N, K] and
+    up [N, K] of a row-major [2 N, K]."""
+
+    unpack_bytes: Callable[[torch.Tensor], torch.Tensor]
+    unpack_codes: Callable[[torch.Tensor], torch.Tensor]
+    split: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+EXPERT_FORMATS = {
+    "aiter_shuffle": ExpertFormat(unshuffle_bytes, unshuffle_codes, split_gate_up),
+    "row_major": ExpertFormat(lambda raw: raw, lambda codes: codes.T, lambda x: (x[0::2], x[1::2])),
+}

@@ -43,6 +43,20 @@ class Operand:
     words: Any
     code: Code
 
+    def where(self, condition: Any, other: Operand) -> Operand:
+        """This one in lanes where ``condition`` holds, else ``other``, whose code is in the same byte."""
+        words = dev.vector_i32([condition.select(self.words[i], other.words[i]) for i in range(8)])
+        code = Code(condition.select(self.code.word, other.code.word), self.code.byte)
+        return Operand(dev.pin(words), code)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows of the step that are quantised together."""
+
+    first: int
+    rows: int
+
 
 @dataclass
 class Normed:
@@ -81,8 +95,8 @@ class Activations:
         self._held: dict[int, list[Any]] = {}
 
     # ---- a wave's rows: every fourth from its first on. ``first`` is the row of wave 0.
-    def _firsts(self, tile: int) -> range:
-        return range(tile * TILE, min(self.ctx.geometry.rows, (tile + 1) * TILE), _ROWS_AT_ONCE)
+    def _firsts(self, part: _Part) -> range:
+        return range(part.first, part.first + part.rows, _ROWS_AT_ONCE)
 
     def _row(self, first: int) -> Any:
         """The wave's row; the last one in waves that have none."""
@@ -108,7 +122,7 @@ class Activations:
     def norms(self) -> None:
         """The sums of squares of every row, to LDS. One barrier."""
         ctx = self.ctx
-        firsts = [first for tile in range(ctx.geometry.row_tiles) for first in self._firsts(tile)]
+        firsts = self._firsts(_Part(0, ctx.geometry.rows))
         for begin in range(0, len(firsts), _TOGETHER):
             chunk = firsts[begin : begin + _TOGETHER]
             loaded = {first: [self._load(first, turn) for turn in range(_TURNS)] for first in chunk}
@@ -139,8 +153,24 @@ class Activations:
 
     # ---- the operands
     def operands(self, tile: int) -> list[Operand]:
-        """The operands of one tile, one for each 128 k of this wave. Two barriers."""
-        ctx, firsts = self.ctx, self._firsts(tile)
+        """The operands of one tile, one for each 128 k of this wave. Two barriers for as many rows as LDS has
+        room for."""
+        ctx = self.ctx
+        rows = min(TILE, ctx.geometry.rows - tile * TILE)
+        at_once = ctx.lds.activations.shape[0]
+        out: list[Operand] = []
+        for first_row in range(0, rows, at_once):
+            part = _Part(tile * TILE + first_row, min(at_once, rows - first_row))
+            self._quantise_part(part)
+            dev.barrier()
+            now = self._read(part)
+            # The next rows, or partial sums, take the place of these bytes.
+            dev.barrier()
+            out = [x.where(ctx.row >= first_row, y) for x, y in zip(now, out, strict=True)] if out else now
+        return out
+
+    def _quantise_part(self, part: _Part) -> None:
+        ctx, firsts = self.ctx, self._firsts(part)
         rstd = {first: self.rstd(self._row(first)) for first in firsts}
         loaded = {} if self._keep else {first: self._load(first, 0) for first in firsts}
         for turn in range(_TURNS):
@@ -152,14 +182,9 @@ class Activations:
                 loaded = {first: self._load(first, turn + 1) for first in firsts if turn + 1 < _TURNS}
             weights = self._weights(turn)
             for first in firsts:
-                quantise = partial(self._quantise, tile, first, turn, words[first], rstd[first], weights)
+                quantise = partial(self._quantise, part, first, turn, words[first], rstd[first], weights)
                 self._where_there(first, quantise)
             ctx.fence()
-        dev.barrier()
-        out = self._read(tile)
-        # The next tile, or partial sums, take the place of these bytes.
-        dev.barrier()
-        return out
 
     def _weights(self, turn: int) -> list[Any]:
         ctx = self.ctx
@@ -167,18 +192,20 @@ class Activations:
         words = ctx.shared.load(at, 4)
         return [x for i in range(4) for x in m.unpack_bf16(words[i])]
 
-    def _quantise(self, tile: int, first: int, turn: int, words: Any, rstd: Any, weights: list[Any]) -> None:
+    def _quantise(
+        self, part: _Part, first: int, turn: int, words: Any, rstd: Any, weights: list[Any]
+    ) -> None:
         ctx, lds = self.ctx, self.ctx.lds
         row = self._row(first)
         normed = Normed.of(ctx.isa, words, rstd, weights)
         value = self._half * (HIDDEN // ROW_PARTS) + turn * _TURN
         self._store_normed(row, value, normed.pairs)
         packed, code = normed.quantise(ctx.isa)
-        ctx.shared.store(lds.activations.at(row - tile * TILE, value) + ctx.lane * 8, packed)
+        ctx.shared.store(lds.activations.at(row - part.first, value) + ctx.lane * 8, packed)
         # A turn is four K steps, a quarter of the wave one of them, four neighbours a code: each stores it.
         step = dev.shift_right(value, K_STEP.bit_length() - 1)
         at = lds.codes.at(
-            row - tile * TILE, (step & (WAVES - 1)) + ctx.group, ctx.lane // 4 & 3, step // WAVES
+            row - part.first, (step & (WAVES - 1)) + ctx.group, ctx.lane // 4 & 3, step // WAVES
         )
         ctx.shared.store_byte(at, code)
 
@@ -191,20 +218,23 @@ class Activations:
             at = (row * HIDDEN + value) * 2 + self.ctx.lane * 16
             dev.Buffer(self._hand_out).store(at, dev.vector_i32(pairs))
 
-    def _read(self, tile: int) -> list[Operand]:
-        """Lanes without a row read the last row's operands; nothing of theirs is handed over."""
+    def _read(self, part: _Part) -> list[Operand]:
+        """Lanes without a row read another row's operands; nothing of theirs is handed over."""
         ctx, lds = self.ctx, self.ctx.lds
-        last = min(TILE, ctx.geometry.rows - tile * TILE) - 1
-        row = fx.min(ctx.row, fx.Int32(last))
+        row = ctx.row - part.first % TILE if part.first % TILE else ctx.row
+        row = fx.min(row, fx.Int32(part.rows - 1))
+        if part.first % TILE:
+            row = fx.max(row, fx.Int32(0))
         code_at = lds.codes.at(row, ctx.wave, ctx.group)
         whole = ctx.hidden_steps // 4 * 4
         codes = [ctx.shared.load(code_at + i) for i in range(0, whole, 4)]
         single = [Code(ctx.shared.load_byte(code_at + i)) for i in range(whole, ctx.hidden_steps)]
-        base = lds.activations.at(row, ctx.wave * K_STEP + ctx.group * 16)
+        base = lds.activations.at(row, ctx.wave * K_STEP + ctx.group * ctx.isa.group_stride)
         out = []
         for step in range(ctx.hidden_steps):
             halves = [
-                ctx.shared.load(base + (step * WAVES * K_STEP + half * 64), 4) for half in range(HALVES)
+                ctx.shared.load(base + (step * WAVES * K_STEP + half * ctx.isa.half_stride), 4)
+                for half in range(HALVES)
             ]
             words = dev.vector_i32([half[i] for half in halves for i in range(4)])
             code = Code(codes[step // 4], step % 4) if step < whole else single[step - whole]

@@ -25,7 +25,9 @@ from vllm.models.common.amd.persistent.isa.base import Code
 from ..geometry import HIDDEN, K_STEP, MX_BLOCK, TILE, WAVES
 from .activations import HALVES
 from .context import Context
+from .routed_weights import routed_weights
 from .routing import pick_of, picked_in
+from .wave_sums import leave
 
 _PARTS = 2  # the 16 and the 4 outputs
 # What an error record says was awaited: the slot of an intermediate row in these low bits, its block above.
@@ -58,8 +60,7 @@ class Down:
         total = self._add_shared(total)
         # A wave may still finish its last block.
         dev.barrier()
-        for i, value in enumerate(total):
-            ctx.shared.store(ctx.lds.partial.at(0, ctx.wave, i, ctx.lane), value)
+        leave(ctx, total)
         dev.barrier()
 
     # ---- intermediate rows as operands
@@ -84,7 +85,9 @@ class Down:
             return (block << AWAITED_SLOT_BITS) | slot
 
         words = Receiver(ctx.launch, self.stage).words(ctx.work, offsets, real, awaited)
-        bytes_at = has.select(ctx.workspace.intermediate.at(row, slot) + ctx.group * 16, past)
+        bytes_at = has.select(
+            ctx.workspace.intermediate.at(row, slot) + ctx.group * ctx.isa.group_stride, past
+        )
         return [Code(word[1]) for word in words], bytes_at
 
     def _bytes(self, at: Any, step: Any, count_check: bool) -> Any:
@@ -92,9 +95,9 @@ class Down:
         ctx, g = self.ctx, self.ctx.geometry
         halves = []
         for half in range(HALVES):
-            where = at + step * K_STEP + half * 64
+            where = at + step * K_STEP + half * ctx.isa.half_stride
             if count_check:
-                k = step * K_STEP + half * 64 + ctx.group * 16
+                k = step * K_STEP + half * ctx.isa.half_stride + ctx.group * ctx.isa.group_stride
                 where = (k < g.share).select(where, fx.Int32(dev.PAST_END))
             halves.append(ctx.work.load(where, 4, dev.DEVICE))
         return dev.vector_i32([half[i] for half in halves for i in range(4)])
@@ -103,7 +106,7 @@ class Down:
     def _add_expert(self, index: Any, total: list[Any]) -> list[Any]:
         ctx, g = self.ctx, self.ctx.geometry
         expert = dev.uniform(ctx.shared.load(ctx.lds.active.at(index)))
-        weights = _ExpertWeights(self, expert)
+        weights = routed_weights(ctx).down(ctx, expert, self.output)
         codes = [weights.codes(part) for part in range(_PARTS)]
         # Weights on their way while the rows are awaited; the FFN's input no longer fills the registers.
         steps = range(g.down_steps)
@@ -124,6 +127,7 @@ class Down:
                     row_bytes = [self._bytes(at, step, step * 4 + 3 >= g.blocks) for step in chunk]
                     dev.schedule_fence()
                     for step, words in zip(chunk, row_bytes, strict=True):
+                        words = ctx.isa.ready(words, row_codes[step])
                         for part in range(_PARTS):
                             acc[part] = ctx.isa.mfma_fp4(
                                 loaded[part, step], codes[part][step], words, row_codes[step], acc[part]
@@ -153,7 +157,7 @@ class Down:
                 row, has = self.output(part)
                 halves = []
                 for half in range(HALVES):
-                    k = step * K_STEP + half * 64 + ctx.group * 16
+                    k = step * K_STEP + half * ctx.isa.half_stride + ctx.group * ctx.isa.group_stride
                     real = has & (k < g.share)
                     halves.append(weights.load(real.select(row * g.share + k, past), 4, dev.STREAM))
                 operands.append(dev.vector_i32([half[i] for half in halves for i in range(4)]))
@@ -165,7 +169,7 @@ class Down:
                 inside = row < g.rows
                 slot = inside.select(fx.Int32(g.picks), fx.Int32(-1))
                 (code,), at = self._wait(tile, slot, step, 1)
-                words = self._bytes(at, step, True)
+                words = ctx.isa.ready(self._bytes(at, step, True), code)
                 for part in range(_PARTS):
                     where = tile * _PARTS + part
                     out[where] = ctx.isa.mfma_fp8(operands[part], lane_codes[part], words, code, out[where])
@@ -184,45 +188,8 @@ def slice_word(ctx: Context, row: Any, word: Any) -> Any:
         inside = column % TILE
         lane = inside // 4 * 16 + lane_row
         total = fx.Float32(0.0)
-        for wave in range(WAVES):
+        for wave in range(ctx.lds.partial.shape[1]):
             at = ctx.lds.partial.at(0, wave, tile * _PARTS + part, lane, inside % 4)
             total = total + dev.bits_f32(ctx.shared.load(at))
         values.append(total)
     return ctx.isa.pack_bf16(values[0], values[1])
-
-
-class _ExpertWeights:
-    """This lane's part of one routed expert's down weights, in AITER's shuffle."""
-
-    def __init__(self, down: Down, expert: Any) -> None:
-        g = down.ctx.geometry
-        self._down, self._geometry = down, g
-        size = HIDDEN * g.padded_share // 2
-        self._columns = -(-(g.padded_share // MX_BLOCK) // 8) * 8
-        num_codes = HIDDEN * self._columns
-        args = down.ctx.args
-        self._weights = dev.Buffer(args.w2 + fx.Int64(expert) * size, size)
-        self._codes = dev.Buffer(args.w2_scale + fx.Int64(expert) * num_codes, num_codes)
-
-    def load(self, part: int, step: int) -> Any:
-        """Four words of the weight row of ``part``; zeros in lanes without a row and in the loader's padding,
-        which is not read."""
-        g, group = self._geometry, self._down.ctx.group
-        row, has = self._down.output(part)
-        at = row // TILE * (TILE * g.padded_share // 2) + row % TILE * 16 + group * 256
-        at = has.select(at, fx.Int32(dev.PAST_END)) + step * 1024
-        if step * 4 + 3 >= g.blocks:
-            at = (step * 4 + group < g.blocks).select(at, fx.Int32(dev.PAST_END))
-        return self._weights.load(at, 4, dev.STREAM)
-
-    def codes(self, part: int) -> list[Code]:
-        """The weight row's codes, one for each K step."""
-        g, group = self._geometry, self._down.ctx.group
-        row, has = self._down.output(part)
-        words = []
-        for word in range(-(-g.down_steps // 2)):
-            index = (row // 32 * (self._columns // 8) + word) * 64 + group * 16 + row % TILE
-            at = has.select(index * 4, fx.Int32(dev.PAST_END))
-            # Byte 2 (step % 2) + (row % 32) // 16 of a word.
-            words.append(dev.shift_right(self._codes.load(at, 1, dev.STREAM), row // TILE % 2 * 8))
-        return [Code(words[step // 2], 2 * (step % 2)) for step in range(g.down_steps)]

@@ -29,13 +29,14 @@ from vllm.models.common.amd.persistent.handoff import send, tag_word
 from vllm.models.common.amd.persistent.isa.base import Code
 
 from ..geometry import HIDDEN, K_STEP, MX_BLOCK, SWIGLU_LIMIT, TILE, WAVES, WORKGROUPS
-from .activations import Operand
+from .activations import HALVES, Operand
 from .context import Context
+from .routed_weights import Place, routed_weights
 from .routing import pick_of, picked_in
+from .wave_sums import add_waves, leave
 
 _TILES = 4  # gate, up, gate, up
 _CODE_COLUMNS = HIDDEN // MX_BLOCK
-_TILE_BYTES = TILE * HIDDEN // 2
 
 
 class GateUp:
@@ -44,13 +45,18 @@ class GateUp:
     def __init__(self, ctx: Context, operands: list[list[Operand]]) -> None:
         self.ctx, self.operands = ctx, operands
         self.steps = ctx.hidden_steps
+        self._weights = routed_weights(ctx)
+        # Where the rows' operands leave few registers: a pair of tiles at a time, and few K steps' weights.
+        tight = ctx.isa.weight_sets < 2 and ctx.geometry.row_tiles > 1
+        self._groups = [range(1), range(1, 2)] if tight else [range(2)]
+        self._at_once = 3 if tight else self.steps
 
     # ---- routed experts
     def routed(self, num_active: Any) -> None:
         """Every task of this workgroup, in order. Tasks begin with the workgroups that had no other stage's
-        work, so that the last round's fall on those. With one tile of rows the registers hold two tasks'
-        weights,
-        so the next task's are on their way while this one is multiplied and handed over."""
+        work, so that the last round's fall on those. With one tile of rows the registers hold a task's
+        weights, and the next one's are on their way while this one is handed over; where they hold two
+        tasks', also while this one is multiplied."""
         ctx, g = self.ctx, self.ctx.geometry
         total = num_active * g.blocks
         mine = (ctx.workgroup + (WORKGROUPS - g.roles_end)) % WORKGROUPS
@@ -59,76 +65,77 @@ class GateUp:
             # Two tasks a turn of the loop, so that no weights move between registers.
             turn, *first = carried
             second = self._load(self._task(task + WORKGROUPS, total), range(2))
-            self._finish_routed(self._multiply(first, range(2), self._zeros()), task, turn)
+            self._hand_on(self._multiply(first, range(2), self._zeros()), task, turn)
             first = self._load(self._task(task + 2 * WORKGROUPS, total), range(2))
 
             @dev.when(task + WORKGROUPS < total)
             def _() -> None:
                 acc = self._multiply(second, range(2), self._zeros())
-                self._finish_routed(acc, task + WORKGROUPS, turn + 1)
+                self._hand_on(acc, task + WORKGROUPS, turn + 1)
 
             return [turn + 2, *first]
 
+        def ahead(task: Any, carried: list[Any]) -> list[Any]:
+            turn, *first = carried
+            acc = self._multiply(first, range(2), self._zeros())
+            dev.schedule_fence()
+            first = self._load(self._task(task + WORKGROUPS, total), range(2))
+            self._hand_on(acc, task, turn)
+            return [turn + 1, *first]
+
         def one(task: Any, carried: list[Any]) -> list[Any]:
-            where, acc = self._task(task, total), self._zeros()
+            where = self._task(task, total)
             picked = [picked_in(ctx, tile, task // g.blocks) for tile in range(g.row_tiles)]
-            for pair in range(2):
-                pairs = range(pair, pair + 1)
-                acc = self._multiply(self._load(where, pairs), pairs, acc, picked)
-                ctx.fence()
-            self._finish_routed(acc, task, fx.Int32(0))
+            for group in self._groups:
+                acc = self._zeros()
+                for pair in group:
+                    for first in range(0, self.steps, self._at_once):
+                        steps = range(first, min(first + self._at_once, self.steps))
+                        loaded = self._load(where, range(pair, pair + 1), steps)
+                        acc = self._multiply(loaded, range(pair, pair + 1), acc, picked, steps)
+                        ctx.fence()
+                self._leave(acc, group)
+            self._finish_routed(task)
             return carried
 
         if g.row_tiles == 1:
             start = self._load(self._task(mine, total), range(2))
-            dev.loop(mine, total, 2 * WORKGROUPS, [fx.Int32(1), *start], two)
+            two_sets = ctx.isa.weight_sets > 1
+            step, body = (2 * WORKGROUPS, two) if two_sets else (WORKGROUPS, ahead)
+            dev.loop(mine, total, step, [fx.Int32(1), *start], body)
         else:
             dev.loop(mine, total, WORKGROUPS, [], one)
 
-    def _task(self, task: Any, total: Any) -> tuple[dev.Buffer, dev.Buffer, Any, Any]:
-        """(expert's weights, its codes, offsets of this lane in both); past the end for a task past the
-        last."""
+    def _task(self, task: Any, total: Any) -> Place:
+        """Where a task's weights are; past the end for a task past the last."""
         ctx, g = self.ctx, self.ctx.geometry
         there = task < total
         task = there.select(task, fx.Int32(0))
         expert = dev.uniform(ctx.shared.load(ctx.lds.active.at(task // g.blocks)))
-        block = task % g.blocks
-        expert_bytes = 2 * g.padded_share * HIDDEN // 2
-        expert_codes = 2 * g.padded_share * _CODE_COLUMNS
-        weights = dev.Buffer(ctx.args.w13 + fx.Int64(expert) * expert_bytes, expert_bytes)
-        codes = dev.Buffer(ctx.args.w13_scale + fx.Int64(expert) * expert_codes, expert_codes)
-        past = fx.Int32(dev.PAST_END)
-        at = block * (_TILES * _TILE_BYTES) + ctx.wave * 1024 + ctx.lane * 16
-        code_at = (block * 2 * (_CODE_COLUMNS // 8) + ctx.wave // 2) * 256 + ctx.lane * 4 + ctx.wave % 2 * 2
-        return weights, codes, there.select(at, past), there.select(code_at, past)
+        return self._weights.place(ctx, expert, task % g.blocks, there)
 
-    def _load(self, where: tuple[dev.Buffer, dev.Buffer, Any, Any], pairs: range) -> list[Any]:
-        """The weights of some gate/up pairs of tiles, step by step, then their codes.
-
-        A word has the codes of one gate and one up row for two K steps: gate, up, gate, up from the low byte.
-        """
-        weights, codes, at, code_at = where
+    def _load(self, place: Place, pairs: range, steps: range | None = None) -> list[Any]:
+        """The weights of some gate/up pairs of tiles, step by step, then their codes; ``steps``: of
+        all."""
+        turns = [(pair, step) for pair in pairs for step in steps or range(self.steps)]
         operands = [
-            weights.load(at, 4, dev.STREAM, base=(2 * pair + which) * _TILE_BYTES + step * WAVES * 1024)
-            for pair in pairs
-            for step in range(self.steps)
-            for which in range(2)
+            self._weights.words(place, pair, which, step) for pair, step in turns for which in range(2)
         ]
-        # A wave's K steps are all even or all odd, so it reads its half of a word.
-        words = [
-            codes.load_half(code_at, dev.STREAM, base=(pair * (_CODE_COLUMNS // 8) + step * WAVES // 2) * 256)
-            for pair in pairs
-            for step in range(self.steps)
-        ]
-        return operands + words
+        return operands + [self._weights.codes_of(place, pair, step) for pair, step in turns]
 
     def _multiply(
-        self, loaded: list[Any], pairs: range, acc: list[list[Any]], picked: list[Any] | None = None
+        self,
+        loaded: list[Any],
+        pairs: range,
+        acc: list[list[Any]],
+        picked: list[Any] | None = None,
+        steps: range | None = None,
     ) -> list[list[Any]]:
         """``acc[tile][tile of rows]`` plus what ``_load`` gave times the rows, of tiles that are
         ``picked``."""
         ctx = self.ctx
-        num_codes = len(pairs) * self.steps
+        steps = steps or range(self.steps)
+        num_codes = len(pairs) * len(steps)
         words = loaded[-num_codes:]
         out = [list(tiles) for tiles in acc]
         mine = [2 * pair + which for pair in pairs for which in range(2)]
@@ -138,11 +145,12 @@ class GateUp:
             def products(rows: int = rows, before: list[Any] = before) -> list[Any]:
                 after = list(before)
                 for i, word in enumerate(words):
-                    x = self.operands[rows][i % self.steps]
+                    x = self.operands[rows][steps[i % len(steps)]]
+                    ready = ctx.isa.ready(x.words, x.code)
                     for which in range(2):
-                        at = i // self.steps * 2 + which
+                        at = i // len(steps) * 2 + which
                         code = Code(word, which)
-                        after[at] = ctx.isa.mfma_fp4(loaded[2 * i + which], code, x.words, x.code, after[at])
+                        after[at] = ctx.isa.mfma_fp4(loaded[2 * i + which], code, ready, x.code, after[at])
                 return after
 
             after = products() if picked is None else dev.choose(picked[rows], products, before)
@@ -150,10 +158,16 @@ class GateUp:
                 out[tile][rows] = value
         return out
 
-    def _finish_routed(self, acc: list[list[Any]], task: Any, turn: Any) -> None:
+    def _hand_on(self, acc: list[list[Any]], task: Any, turn: Any) -> None:
+        """A turn of one tile of rows, whose sums have a set of their own every second turn."""
+        base = turn % 2 * self.ctx.lds.partial.stride(0)
+        self._leave(acc, range(2), base)
+        self._finish_routed(task, turn, base)
+
+    def _finish_routed(self, task: Any, turn: Any = 0, base: Any = 0) -> None:
         ctx, blocks = self.ctx, self.ctx.geometry.blocks
         slot_of = lambda row: pick_of(ctx, row, task // blocks)[0]  # noqa: E731
-        self._finish(acc, task % blocks, slot_of, self._routed_product, turn)
+        self._finish(task % blocks, slot_of, self._routed_product, turn, base)
 
     # ---- the shared expert
     def shared(self) -> None:
@@ -169,23 +183,32 @@ class GateUp:
         ctx, g = self.ctx, self.ctx.geometry
         weights = dev.Buffer(ctx.args.shared_w13)
         codes = dev.Buffer(ctx.args.shared_w13_scale)
-        acc = self._zeros()
-        for step in range(self.steps):
-            k = (ctx.wave + step * WAVES) * K_STEP
-            for which in range(2):  # gate, up
-                first_row = which * g.share + block * MX_BLOCK
-                code_at = (which * g.blocks + block) * _CODE_COLUMNS + k // MX_BLOCK + ctx.group
-                code = Code(codes.load_byte(code_at))
-                for pair in range(2):
-                    at = (first_row + pair * TILE + ctx.row) * HIDDEN + k + ctx.group * 16
-                    halves = [weights.load(at + half * 64, 4, dev.STREAM) for half in range(2)]
-                    operand = dev.vector_i32([half[i] for half in halves for i in range(4)])
-                    for rows in range(g.row_tiles):
-                        x = self.operands[rows][step]
-                        tile = 2 * pair + which
-                        acc[tile][rows] = ctx.isa.mfma_fp8(operand, code, x.words, x.code, acc[tile][rows])
-            ctx.fence()
-        self._finish(acc, block, lambda row: fx.Int32(g.picks), self._shared_product, fx.Int32(0))
+        for group in self._groups:
+            acc = self._zeros()
+            for step in range(self.steps):
+                k = (ctx.wave + step * WAVES) * K_STEP
+                for which in range(2):  # gate, up
+                    first_row = which * g.share + block * MX_BLOCK
+                    code_at = (which * g.blocks + block) * _CODE_COLUMNS + k // MX_BLOCK + ctx.group
+                    code = Code(codes.load_byte(code_at))
+                    for pair in group:
+                        at = first_row + pair * TILE + ctx.row
+                        at = at * HIDDEN + k + ctx.group * ctx.isa.group_stride
+                        halves = [
+                            weights.load(at + half * ctx.isa.half_stride, 4, dev.STREAM)
+                            for half in range(HALVES)
+                        ]
+                        operand = dev.vector_i32([half[i] for half in halves for i in range(4)])
+                        self._multiply_shared(operand, code, step, acc[2 * pair + which])
+                ctx.fence()
+            self._leave(acc, group)
+        self._finish(block, lambda row: fx.Int32(g.picks), self._shared_product)
+
+    def _multiply_shared(self, operand: Any, code: Code, step: int, acc: list[Any]) -> None:
+        """Add the products of one tile and 128 k to its sums."""
+        isa = self.ctx.isa
+        for rows, x in enumerate(operands[step] for operands in self.operands):
+            acc[rows] = isa.mfma_fp8(operand, code, isa.ready(x.words, x.code), x.code, acc[rows])
 
     # ---- both
     def _zeros(self) -> list[list[Any]]:
@@ -211,40 +234,34 @@ class GateUp:
         isa = self.ctx.isa
         return [x for i in range(0, len(values), 2) for x in m.round_bf16(isa, values[i], values[i + 1])]
 
+    def _leave(self, acc: list[list[Any]], group: range, base: Any = 0) -> None:
+        """Leave the sums of some pairs of tiles in LDS; a barrier must follow the last."""
+        tiles = range(2 * group.start, 2 * group.stop)
+        units = [value for tile in tiles for value in acc[tile]]
+        leave(self.ctx, units, base, tiles.start * self.ctx.geometry.row_tiles)
+
     def _finish(
         self,
-        acc: list[list[Any]],
         block: Any,
         slot_of: Callable[[Any], Any],
         product: Callable[..., list[Any]],
-        turn: Any,
+        turn: Any = 0,
+        base: Any = 0,
     ) -> None:
-        """Add the waves' sums; one wave a tile of rows activates, quantises and hands over.
+        """Add the waves' sums, left ``base`` bytes further; one wave a tile of rows activates, quantises and
+        hands over.
 
-        With one tile of rows, turns use two sets of sums and take the waves in order to finish, so one
-        barrier a turn is enough: the wave that finished a set is past it when the set is written again."""
+        With one tile of rows, turns use two sets of sums and take the waves in order to finish, so no barrier
+        is needed behind that: the wave that finished a set is past it when the set is written again."""
         ctx, g = self.ctx, self.ctx.geometry
         one_tile = g.row_tiles == 1
-        partial = ctx.lds.partial
-        base = turn % 2 * partial.stride(0) if one_tile else 0
-        for tile in range(_TILES):
-            for rows in range(g.row_tiles):
-                at = partial.at(0, ctx.wave, tile * g.row_tiles + rows, ctx.lane) + base
-                ctx.shared.store(at, acc[tile][rows])
         dev.barrier()
         rows = fx.Int32(0) if one_tile else ctx.wave
         mine = ctx.wave == turn % WAVES if one_tile else ctx.wave < g.row_tiles
 
         @dev.when(mine)
         def _() -> None:
-            sums = []
-            for tile in range(_TILES):
-                total: Any = None
-                for wave in range(WAVES):
-                    at = partial.at(0, wave, tile * g.row_tiles + rows, ctx.lane) + base
-                    value = ctx.shared.load(at, 4).bitcast(fx.Float32)
-                    total = value if total is None else total + value
-                sums.append([total[i] for i in range(4)])
+            sums = [add_waves(ctx, tile * g.row_tiles + rows, base) for tile in range(_TILES)]
             self._hand_over(sums, rows, block, slot_of, product)
 
         if not one_tile:

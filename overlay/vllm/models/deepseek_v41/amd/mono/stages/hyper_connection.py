@@ -136,8 +136,8 @@ class HyperConnection:
                     values = ctx.shared.load(values_at + quad * 16, 4).bitcast(fx.Float32)
                     weights = ctx.shared.load(weights_at + quad * 16, 4).bitcast(fx.Float32)
                     for i in range(2):
-                        pair = [dev.vector_f32([x[2 * i], x[2 * i + 1]]) for x in (values, weights)]
-                        sums[i] = m.fused(*pair, sums[i])
+                        a, b = (dev.vector_f32([x[2 * i], x[2 * i + 1]]) for x in (values, weights))
+                        sums[i] = m.fused(a, b, sums[i])
                 both = sums[0] + sums[1]
                 total = both[0] + both[1]
                 at = ctx.workspace.seam_sums.at(row, which, ctx.slice_idx)

@@ -111,7 +111,7 @@ class Router:
                     acc[tile] = ctx.isa.mfma_bf16(gates[part], operand, acc[tile])
             ctx.fence()
         for tile in tiles:
-            ctx.shared.store(lds.partial.at(0, ctx.wave, tile, ctx.lane), acc[tile])
+            ctx.shared.store(lds.router_sums.at(ctx.wave, tile, ctx.lane), acc[tile])
 
     def _run(self, at: Any, half: int) -> list[Any]:
         work = self.ctx.work
@@ -133,10 +133,10 @@ class Router:
     def _send_tile(self, tile: Any) -> None:
         """Lane (g, r) of the sum has experts 4 g .. of row r; of folded parts, those on the diagonal."""
         ctx, g, lds = self.ctx, self.ctx.geometry, self.ctx.lds
-        fold, _, _ = self._fold()
-        total = ctx.shared.load(lds.partial.at(0, 0, tile, ctx.lane), 4).bitcast(fx.Float32)
+        fold = self._fold()[0]
+        total = ctx.shared.load(lds.router_sums.at(0, tile, ctx.lane), 4).bitcast(fx.Float32)
         for wave in range(1, WAVES):
-            total = total + ctx.shared.load(lds.partial.at(0, wave, tile, ctx.lane), 4).bitcast(fx.Float32)
+            total = total + ctx.shared.load(lds.router_sums.at(wave, tile, ctx.lane), 4).bitcast(fx.Float32)
         values = [total[i] for i in range(4)]
         if fold == 2:
             # Groups 2 and 3 with rows 8 .. 15 hold the second part of groups 0 and 1 with rows 0 .. 7.

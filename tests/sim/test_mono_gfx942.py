@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The FFN launch as compiled for gfx942: resources, stages, hand-offs, and that their checks can fail.
+
+What the architecture changes and gfx950's tests do not see: experts in row-major memory, FNUZ conversions,
+rows quantised in parts, sums of half of the waves in LDS.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from mono import compare, handoffs, scopes
+from mono.case import make
+from mono.run import Run, same
+from mono.sources import PERSISTENT, Edit, assembly, compiled, mutated
+
+from cdnasim import Device, SimulationError
+from cdnasim.device import LDS_BYTES
+
+full = pytest.mark.full
+ARCH, TP = "gfx942", 4
+ISA, KERNEL = f"{PERSISTENT}/isa/gfx942.py", "models/deepseek_v41/amd/mono/kernels/ffn.py"
+
+
+def launched(rows: int, kind: str, kernel: object = None, **sizes: int) -> Run:
+    run = Run(make(rows, TP, kind, arch=ARCH, **sizes), Device(ARCH, ranks=TP), kernel)
+    run.launch()
+    return run
+
+
+@pytest.fixture(scope="module")
+def one_row() -> Run:
+    return launched(1, "random")
+
+
+# Rows in one part, in parts of one tile, in two and in three tiles.
+@pytest.mark.parametrize("rows", [1, *(pytest.param(rows, marks=full) for rows in (6, 12, 16, 24, 33, 42))])
+def test_no_scratch_and_a_workgroup_fits_its_compute_unit(rows: int) -> None:
+    text = assembly(rows, TP, ARCH).read_text()
+    names = ("private_segment_fixed_size", "vgpr_spill_count", "group_segment_fixed_size", "vgpr_count")
+    scratch, spills, lds, vgprs = (int(re.search(rf"\.{name}:\s+(\d+)", text)[1]) for name in names)
+    assert scratch == spills == 0
+    assert 0 < lds <= LDS_BYTES[ARCH]
+    assert 0 < vgprs <= 256, "two waves share a SIMD's 512"
+
+
+def test_system_scope() -> None:
+    assert scopes.faults(assembly(1, TP, ARCH).read_text(), TP) == []
+
+
+def test_one_row(one_row: Run) -> None:
+    compare.check_run(one_row)
+
+
+@full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "rows, kind",
+    [(6, "same"), (6, "random"), (7, "few"), (9, "few"), (12, "same"), (24, "few"), (33, "few"), (42, "few")],
+)
+def test_row_counts(rows: int, kind: str) -> None:
+    compare.check_run(launched(rows, kind))
+
+
+@full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["tiny-blocks", "zero-rows", "tied", "near-tie", "distinct"])
+def test_routing_and_values(kind: str) -> None:
+    compare.check_run(launched(6, kind))
+
+
+@full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("rows", [1, 5, 17])
+def test_draft_layers(rows: int) -> None:
+    compare.check_run(launched(rows, "few" if rows > 7 else "random", experts=128, picks=3))
+
+
+def test_hostile_memory_changes_no_bit() -> None:
+    handoffs.check(1, TP, "random", 2, arch=ARCH)
+
+
+@full
+@pytest.mark.timeout(24 * 3600)
+@pytest.mark.parametrize("rows", [1, 6, 17, 42])
+def test_two_hundred_schedules(rows: int) -> None:
+    handoffs.check(rows, TP, "few", 200, arch=ARCH)
+
+
+# ---- the checks can fail
+def test_negative_zeros_of_a_dense_weight_are_noticed(one_row: Run) -> None:
+    """FNUZ reads OCP's -0 as a NaN: what the loader cleans."""
+    want, args = one_row.outputs(), [rank["shared_w2"] for rank in one_row.ranks]
+    kept = [x.clone() for x in args]
+    try:
+        for x in args:
+            x.view(-1)[0] = 0x80
+        one_row.launch()
+        assert same(one_row.outputs(), want) == ["out"]
+        assert torch.isnan(one_row.ranks[0]["out"].float()).any()
+    finally:
+        for x, before in zip(args, kept, strict=True):
+            x.copy_(before)
+        one_row.launch()
+    assert same(one_row.outputs(), want) == []
+
+
+FAULTS = {
+    "rows for half their value": (Edit(ISA, "(_code(code) + 1) << 23", "_code(code) << 23"), "intermediate"),
+    "a magnitude of e2m1": (Edit(ISA, "both + 0x00C00080", "both + 0x00800080"), "intermediate"),
+    "products in another order than the rows'": (
+        Edit(ISA, "((0, 2), (4, 6), (1, 3), (5, 7))", "((0, 1), (2, 3), (4, 5), (6, 7))"),
+        "intermediate",
+    ),
+}
+
+
+@full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_of_the_conversions_is_found(name: str) -> None:
+    edit, stage = FAULTS[name]
+    run = launched(1, "random", compiled(1, TP, ARCH, overlay=mutated((edit,))))
+    errors = compare.Stages(run, 0).errors()
+    with pytest.raises(AssertionError, match=stage):
+        compare.check({stage: errors[stage]})
+
+
+@full
+@pytest.mark.timeout(3600)
+def test_sums_that_take_the_streams_place_too_early_are_found() -> None:
+    """Without the barrier between the seam's last read and the shared expert's sums."""
+    barrier = Edit(
+        KERNEL, 'if ctx.lds.overlap("streams", "partial"):\n        dev.barrier()', "if False:\n        pass"
+    )
+    with pytest.raises(SimulationError, match="lds"):
+        launched(1, "random", compiled(1, TP, ARCH, overlay=mutated((barrier,))))
