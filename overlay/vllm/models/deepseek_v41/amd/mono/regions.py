@@ -106,13 +106,16 @@ def _ffn_lds(g: FfnGeometry) -> list[Region | Overlap]:
 def _compact_ffn_lds(g: FfnGeometry, rows_at_once: int) -> list[Region | Overlap]:
     """What the launch needs until the seam's sums are sent, and what it needs from then on, share their
     place; so do sums of half of the waves each (``stages/wave_sums.py``)."""
-    seam = (
+    seam: tuple[Region | Overlap, ...] = (
         *_seam_lds(g),
         Overlap(((Region("router_sums", (WAVES, g.row_tiles, 64, 4), 4),), _operand_lds(rows_at_once))),
     )
     sums = Region("partial", (1 + (g.row_tiles == 1), WAVES // 2, 4 * g.row_tiles, 64, 4), 4)
     # The index is read before the first of the routed experts' sums.
-    experts = (Overlap(((sums,), (Region("index_of", (g.experts,), 4),))), *_active_lds(g))
+    experts: tuple[Region | Overlap, ...] = (
+        Overlap(((sums,), (Region("index_of", (g.experts,), 4),))),
+        *_active_lds(g),
+    )
     return [Overlap((seam, experts)), *_pick_lds(g)]
 
 
