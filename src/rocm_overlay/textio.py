@@ -28,6 +28,12 @@ def read_text(path: Path, name: str) -> str:
         ) from None
 
 
+def log_end(log: Path, lines: int = 8) -> str:
+    """What an error says a log ends with: its last ``lines``, indented."""
+    tail = log.read_text(errors="replace").splitlines()[-lines:]
+    return "its log ends:\n    " + "\n    ".join(tail or ["(empty)"])
+
+
 def decode(content: bytes, name: str) -> str:
     """Bytes as UTF-8 text.
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from cdnasim import Device, load
+from cdnasim.program import Kernel
 
 HEAD = """
 	.amdgcn_target "amdgcn-amd-amdhsa--{arch}"
@@ -53,6 +54,25 @@ amdhsa.version: [1, 2]
 ...
 	.end_amdgpu_metadata
 """
+
+# Waits until the word at 2048 of this rank's buffer is {count}.
+AWAIT = """
+.Lpoll:
+	global_load_dword v6, v4, s[4:5] offset:2048 sc0 sc1
+	s_waitcnt vmcnt(0)
+	v_readfirstlane_b32 s8, v6
+	s_sleep 1
+	s_cmp_lg_u32 s8, {count}
+	s_cbranch_scc1 .Lpoll
+"""
+
+
+def between_ranks(body: str) -> Kernel:
+    """A kernel around ``body`` with two buffers: its own, and a peer's as second argument."""
+    tail = TAIL.format(lds=0).replace(".amdhsa_kernarg_size 8", ".amdhsa_kernarg_size 16")
+    second = "      - .offset: 8\n        .size: 8\n        .value_kind: global_buffer\n"
+    tail = tail.replace("    .group_segment", second + "    .group_segment")
+    return load(HEAD.format(arch="gfx950") + body + tail, "gfx950", "planted.s").kernel()
 
 
 def run(

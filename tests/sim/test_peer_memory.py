@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from planted import HEAD, TAIL
+from planted import AWAIT, between_ranks
 
-from cdnasim import Device, load
+from cdnasim import Device
 
 # A rank stores a row into its peer's memory, then raises a flag there; it waits for its own flag and copies
 # the row that it got.
@@ -25,13 +25,7 @@ BODY = """
 	s_and_saveexec_b64 s[8:9], vcc
 	global_store_dword v4, v5, s[6:7] offset:2048 sc0 sc1
 	s_mov_b64 exec, s[8:9]
-.Lpoll:
-	global_load_dword v6, v4, s[4:5] offset:2048 sc0 sc1
-	s_waitcnt vmcnt(0)
-	v_readfirstlane_b32 s8, v6
-	s_sleep 1
-	s_cmp_lg_u32 s8, 1
-	s_cbranch_scc1 .Lpoll
+{await_flag}
 	{load}
 	s_waitcnt vmcnt(0)
 	global_store_dword v1, v7, s[4:5] offset:1024 sc0 sc1
@@ -58,11 +52,7 @@ FENCED = {
 
 def rows_arrive(parts: dict[str, str], seed: int, memory: str = "hostile") -> bool:
     """Whether each of two ranks got its peer's row."""
-    text = HEAD.format(arch="gfx950") + BODY.format(**(GOOD | parts)) + TAIL.format(lds=0)
-    second = "      - .offset: 8\n        .size: 8\n        .value_kind: global_buffer\n"
-    text = text.replace(".amdhsa_kernarg_size 8", ".amdhsa_kernarg_size 16")
-    text = text.replace("    .group_segment", second + "    .group_segment")
-    kernel = load(text, "gfx950", "planted.s").kernel()
+    kernel = between_ranks(BODY.format(await_flag=AWAIT.format(count=1), **(GOOD | parts)))
     dev = Device("gfx950", ranks=2, memory=memory, seed=seed, quantum=(3, 25), stall_bound=400_000)
     buffers = [dev.zeros(1024, dtype=torch.int32, rank=r, peer=True) for r in range(2)]
     dev.run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from planted import HEAD, TAIL, run
+from planted import AWAIT, HEAD, TAIL, between_ranks, run
 
 from cdnasim import Device, load
 
@@ -35,13 +35,7 @@ PEERS = """
 	s_and_saveexec_b64 s[8:9], vcc
 	global_atomic_add v4, v5, s[6:7] offset:2048
 	s_mov_b64 exec, s[8:9]
-.Lpoll:
-	global_load_dword v6, v4, s[4:5] offset:2048 sc0 sc1
-	s_waitcnt vmcnt(0)
-	v_readfirstlane_b32 s8, v6
-	s_sleep 1
-	s_cmp_lg_u32 s8, 3
-	s_cbranch_scc1 .Lpoll
+{await_all}
 	global_load_dword v7, v1, s[4:5] sc0 sc1
 	s_waitcnt vmcnt(0)
 	global_store_dword v1, v7, s[4:5] offset:1024 sc0 sc1
@@ -52,11 +46,7 @@ PEERS = """
 @pytest.mark.parametrize("schedule", ["random", "round-robin", "slowest-first", "rank-stalled"])
 def test_ranks_meet_in_peer_memory(memory: str, schedule: str) -> None:
     """Stores, atomics and polls cross ranks; three workgroups of each rank write the same rows."""
-    text = HEAD.format(arch="gfx950") + PEERS + TAIL.format(lds=0)
-    second = "      - .offset: 8\n        .size: 8\n        .value_kind: global_buffer\n"
-    text = text.replace(".amdhsa_kernarg_size 8", ".amdhsa_kernarg_size 16")
-    text = text.replace("    .group_segment", second + "    .group_segment")
-    kernel = load(text, "gfx950", "planted.s").kernel()
+    kernel = between_ranks(PEERS.format(await_all=AWAIT.format(count=3)))
     counts = []
     for threads in (1, 2):
         dev = Device(

@@ -18,12 +18,12 @@ from rocm_overlay.measure.records import Request
 from rocm_overlay.measure.server import Server, end_group
 from rocm_overlay.measure.workload import Pass
 from rocm_overlay.processes import GroupGuard
+from rocm_overlay.textio import log_end
 
 DEFAULT_CLIENT = ("vllm",)
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 PERCENTILES = (50, 90, 99)
 STOP_TIMEOUT_S = 10
-LOG_TAIL_LINES = 8
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,9 @@ class Client:
                 fix="look at the server, or give run_timeout_s a larger value",
             )
         if status != 0 or not file.is_file():
-            tail = log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
             raise OverlayError(
                 f"{server.name}, {own.point.name}: the client failed",
-                seen=f"exit status {status}; its log ends:\n    " + "\n    ".join(tail or ["(empty)"]),
+                seen=f"exit status {status}; {log_end(log)}",
                 wanted="a finished run",
                 fix=f"read {log}",
             )

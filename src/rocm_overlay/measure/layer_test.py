@@ -25,11 +25,11 @@ from rocm_overlay.processes import interruptible, run_bound
 from rocm_overlay.project import Project
 from rocm_overlay.recipe import Recipe, load
 from rocm_overlay.render import build_command
+from rocm_overlay.textio import log_end
 
 PROGRAM = "rocm_overlay.measure.record_layers"
 DEFAULT_OUT = Path("build/layers")
 DEFAULT_LIMIT_S = 1800.0
-LOG_TAIL_LINES = 12
 FIVE_LAYERS = {
     "num_hidden_layers": 5,
     "compress_ratios": [0, 2, 2, 1, 1],
@@ -79,10 +79,9 @@ def record_arm(words: list[str], env: Mapping[str, str], file: Path, limit_s: fl
             status = f"none in {limit_s:g} s"
     if status != 0:
         file.unlink(missing_ok=True)
-        tail = log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         raise OverlayError(
             f"the layers could not be recorded into {file}",
-            seen=f"exit status {status}; its log ends:\n    " + "\n    ".join(tail or ["(empty)"]),
+            seen=f"exit status {status}; {log_end(log, lines=12)}",
             wanted="every decode token of every request",
             fix=f"read {log}",
         )

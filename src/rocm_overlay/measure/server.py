@@ -18,12 +18,12 @@ from types import TracebackType
 from rocm_overlay.errors import OverlayError
 from rocm_overlay.measure.metrics_page import Page
 from rocm_overlay.processes import GroupGuard
+from rocm_overlay.textio import log_end
 
 # What a page that costs the server nothing may take.
 PAGE_TIMEOUT_S = 20.0
 POLL_S = 0.2
 STOP_TIMEOUT_S = 60
-LOG_TAIL_LINES = 8
 
 
 def check_url(url: str, where: str) -> None:
@@ -173,10 +173,9 @@ class OwnServer:
         status = self.process.poll()
         if status is None:
             return
-        tail = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         raise OverlayError(
             f"{self.server.name} ended",
-            seen=f"exit status {status}; its log ends:\n    " + "\n    ".join(tail or ["(empty)"]),
+            seen=f"exit status {status}; {log_end(self.log)}",
             wanted="a server that runs",
             fix=f"read {self.log}",
         )

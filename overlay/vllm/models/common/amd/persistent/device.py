@@ -260,18 +260,14 @@ def quad_xor(value: Any, distance: int) -> Any:
     return _dpp(value, _QUAD_XOR[distance])
 
 
-def _last_lane(value: Any, combine: Callable[[Any, Any], Any], neutral: Any) -> Any:
-    for distance in (1, 2):
-        value = combine(value, quad_xor(value, distance))
-    for lanes in (4, 8):
-        value = combine(value, _dpp(value, _ROW_ROTATE + lanes))
-    value = combine(value, _dpp(value, _ROW_BROADCAST_15, neutral, 0xA))
-    return combine(value, _dpp(value, _ROW_BROADCAST_31, neutral, 0xC))
-
-
 def last_lane_sum(value: fx.Float32) -> fx.Float32:
     """The sum over the wave, in lane 63 only."""
-    return _last_lane(value, lambda a, b: a + b, fx.Float32(0.0))
+    for distance in (1, 2):
+        value = value + quad_xor(value, distance)
+    for lanes in (4, 8):
+        value = value + _dpp(value, _ROW_ROTATE + lanes)
+    value = value + _dpp(value, _ROW_BROADCAST_15, fx.Float32(0.0), 0xA)
+    return value + _dpp(value, _ROW_BROADCAST_31, fx.Float32(0.0), 0xC)
 
 
 def half_wave_sum(value: fx.Float32) -> fx.Float32:

@@ -34,9 +34,6 @@ from .base import Code, Isa
 _EVEN_BYTES, _ODD_BYTES = 0x06040200, 0x07050301
 _LOW_PAIR, _HIGH_PAIR = 0x05010400, 0x07030602
 _UPPER_HALVES = 0x07060302
-# Widening goes eight values at a time, with a fence between: more in flight would fill the registers, and the
-# next instruction can use a result at once.
-
 # The least code whose half is a normal number. Quadruples are below code 252, of magnitudes no weight has.
 _LEAST_CODE = 2
 
@@ -84,6 +81,7 @@ def _widen_fp4(words: Any, code: Code) -> list[fx.Int32]:
     low_first, low_last, high_first, high_last = _table(code)
     out = []
     for i in range(4):
+        # Eight values at a time: more in flight would fill the registers.
         dev.schedule_fence()
         word = words[i]
         upper = dev.shift_right(word, 4)

@@ -15,9 +15,10 @@ from vllm.models.common.amd.persistent import device as dev
 from vllm.models.common.amd.persistent import math as m
 from vllm.models.common.amd.persistent.isa.base import Code
 
-from ..geometry import K_STEP, MX_BLOCK, TILE, WAVES
+from ..geometry import K_STEP, MX_BLOCK, TILE
 from .activations import HALVES, Operand
 from .context import Context
+from .wave_sums import add_waves
 
 
 class MxLinear:
@@ -69,21 +70,6 @@ class Run:
         return Operand(dev.vector_i32(words), Code(dev.shift_right(there, ctx.group // 2 * 8)))
 
 
-def sum_waves(ctx: Context, unit: Any, waves: list[Any]) -> list[Any]:
-    """Four sums over ``waves`` of what they left in LDS as ``unit``, for this lane."""
-    total: Any = None
-    for wave in waves:
-        value = ctx.shared.load(ctx.lds.partial.at(0, wave, unit, ctx.lane), 4).bitcast(fx.Float32)
-        total = value if total is None else total + value
-    return [total[i] for i in range(4)]
-
-
-def leave_sums(ctx: Context, sums: list[Any]) -> None:
-    """Leave a wave's sums in LDS, a unit each; visible after a barrier."""
-    for unit, value in enumerate(sums):
-        ctx.shared.store(ctx.lds.partial.at(0, ctx.wave, unit, ctx.lane), value)
-
-
 def zeros(count: int) -> list[Any]:
     """Accumulators."""
     return [dev.vector_f32([fx.Float32(0.0)] * 4)] * count
@@ -96,7 +82,7 @@ def publish_outputs(ctx: Context, rows: Any, first: Any, count: int, there: Any)
 
     @dev.when(there & (ctx.wave < ctx.geometry.row_tiles))
     def _() -> None:
-        total = sum_waves(ctx, ctx.wave, list(range(WAVES)))
+        total = add_waves(ctx, ctx.wave)
         pairs = [ctx.isa.pack_bf16(total[i], total[i + 1]) for i in (0, 2)]
         row = ctx.wave * TILE + ctx.row
 

@@ -22,8 +22,9 @@ from vllm.models.common.amd.persistent.isa.base import Code
 from ..geometry import GROUP_K, HEAD_DIM, HIDDEN, K_STEP, OUTPUT_RANK, TILE, WAVES, WORKGROUPS
 from .activations import HALVES
 from .context import Context
-from .mx_linear import MxLinear, Run, leave_sums, publish_outputs, zeros
+from .mx_linear import MxLinear, Run, publish_outputs, zeros
 from .published import PublishedRows
+from .wave_sums import leave
 
 _PARTS = 2  # the 16 and the 4 outputs of wo_b
 _STEPS = GROUP_K // K_STEP // WAVES  # of one wave in wo_a
@@ -56,7 +57,7 @@ class OutputProjection:
                 w, words = self._wo_a[step], self._bytes(at, step)
                 acc[tile] = ctx.isa.mfma_fp8(w.words, w.code, words, codes[step], acc[tile])
             ctx.fence()
-        leave_sums(ctx, acc)
+        leave(ctx, acc)
         publish_outputs(ctx, self.ranks, self._first, g.rank_outputs, ctx.workgroup >= 0)
 
     def _wait(self, tile: int) -> tuple[list[Code], Any]:
@@ -113,7 +114,7 @@ class OutputProjection:
                     w, where = self._wo_b[part][i], tile * _PARTS + part
                     acc[where] = ctx.isa.mfma_fp8(w.words, w.code, x.words, x.code, acc[where])
             ctx.fence()
-        leave_sums(ctx, acc)
+        leave(ctx, acc)
         dev.barrier()
 
 

@@ -37,8 +37,9 @@ from ..geometry import (
 )
 from .activations import HALVES, Normed, Operand
 from .context import Context
-from .mx_linear import MxLinear, leave_sums, publish_outputs, sum_waves, zeros
+from .mx_linear import MxLinear, publish_outputs, zeros
 from .published import PublishedRows
+from .wave_sums import add_waves, leave
 
 _STEPS = QUERY_RANK // K_STEP
 _HALF = 32  # lanes of half a wave
@@ -96,7 +97,7 @@ class QkvProjection:
             for tile, rows in enumerate(operands):
                 x = rows[step]
                 acc[tile] = ctx.isa.mfma_fp8(w.words, w.code, x.words, x.code, acc[tile])
-        leave_sums(ctx, acc)
+        leave(ctx, acc)
         publish_outputs(ctx, self.rows, self._first, ctx.geometry.qkv_outputs, self._there)
 
 
@@ -140,7 +141,7 @@ class QueryProjection:
             acc.append(self._multiply(tile))
             # The next tile, or the sums, take the operands' place.
             dev.barrier()
-        leave_sums(ctx, acc)
+        leave(ctx, acc)
         dev.barrier()
         self._finish()
 
@@ -233,7 +234,7 @@ class QueryProjection:
     def _store(self, tile: Any, row_tile: Any) -> None:
         ctx, g = self.ctx, self.ctx.geometry
         waves = [tile + part * g.query_tiles for part in range(g.query_parts)]
-        total = sum_waves(ctx, row_tile, waves)
+        total = add_waves(ctx, row_tile, waves=waves)
         row = row_tile * TILE + ctx.row
         inside = row < g.rows
         row = inside.select(row, fx.Int32(0))

@@ -8,6 +8,7 @@ order is wave w plus wave w + 4, by w.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import flydsl.expr as fx
@@ -40,10 +41,11 @@ def leave(ctx: Context, units: list[Any], base: Any = 0, first: int = 0) -> None
             ctx.shared.store(at, value + ctx.shared.load(at, 4).bitcast(fx.Float32))
 
 
-def add_waves(ctx: Context, unit: Any, base: Any = 0) -> list[Any]:
-    """The four sums of a unit for this lane."""
+def add_waves(ctx: Context, unit: Any, base: Any = 0, waves: Sequence[Any] | None = None) -> list[Any]:
+    """The four sums of a unit for this lane; ``waves``: over some waves, where there is room for every
+    wave's."""
     total: Any = None
-    for wave in range(ctx.lds.partial.shape[1]):
+    for wave in waves or range(ctx.lds.partial.shape[1]):
         at = ctx.lds.partial.at(0, wave, unit, ctx.lane) + base
         value = ctx.shared.load(at, 4).bitcast(fx.Float32)
         total = value if total is None else total + value
