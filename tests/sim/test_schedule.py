@@ -65,9 +65,55 @@ def test_ranks_meet_in_peer_memory(memory: str, schedule: str) -> None:
         counts.append([(r.total, r.polls, r.handoff_depth, r.per_wave["issued"].tolist()) for r in reports])
         if memory == "exact":
             assert max(r.handoff_depth for r in reports) >= 1
-    # In hostile memory, which runs on one thread, the caches' places follow the host's addresses.
-    if memory == "exact":
-        assert counts[0] == counts[1], "the number of host threads changed the run"
+    assert counts[0] == counts[1], "the number of host threads changed the run"
+
+
+# Workgroup 8 reads words that workgroup 0, of its XCD, stores, till its compute unit has evicted their lines.
+EVICTED = """
+	v_mov_b32_e32 v2, 0
+	s_cmp_eq_u32 s2, 8
+	s_cbranch_scc1 .Lread
+	s_cmp_lg_u32 s2, 0
+	s_cbranch_scc1 .Lend
+	s_movk_i32 s9, 500
+.Lwait:
+	s_sub_u32 s9, s9, 1
+	s_cmp_lg_u32 s9, 0
+	s_cbranch_scc1 .Lwait
+	v_mov_b32_e32 v3, 7
+	global_store_dword v2, v3, s[4:5]
+	global_store_dword v2, v3, s[6:7]
+	s_waitcnt vmcnt(0)
+	s_branch .Lend
+.Lread:
+	global_load_dword v4, v2, s[4:5]
+	global_load_dword v5, v2, s[6:7]
+	s_waitcnt vmcnt(0)
+	v_add_u32_e32 v4, v4, v5
+	v_cmp_ne_u32_e32 vcc, 14, v4
+	s_cbranch_vccnz .Lread
+.Lend:
+"""
+
+
+def test_a_seed_is_the_same_run_wherever_the_host_puts_the_memory() -> None:
+    """Hostile memory: what the caches hold, evict and fetch follows the order of the allocations alone."""
+    body = "\ts_load_dwordx2 s[6:7], s[0:1], 0x8\n\ts_waitcnt lgkmcnt(0)\n" + EVICTED
+    kernel = between_ranks(body)
+
+    def issued(seed: int, offsets: tuple[int, int], order: tuple[int, int] = (0, 1)) -> list[int]:
+        dev = Device("gfx950", memory="hostile", seed=seed, stall_bound=20_000_000)
+        blocks = [torch.zeros(4096, dtype=torch.uint8) for _ in offsets]
+        starts = [-block.data_ptr() % 128 + at for block, at in zip(blocks, offsets, strict=True)]
+        parts = [memoryview(blocks[i].numpy())[starts[i] : starts[i] + 2048] for i in range(2)]
+        memory = [dev.register(torch.frombuffer(parts[i], dtype=torch.int32)) for i in order]
+        report = dev.launch(kernel, 9, 64, memory)
+        return report.per_wave["issued"].tolist()
+
+    runs = [issued(seed, (0, 0)) for seed in range(3)]
+    assert len({tuple(run) for run in runs}) > 1
+    for offsets, order in (((64, 0), (0, 1)), ((0, 64), (1, 0)), ((4, 120), (1, 0))):
+        assert [issued(seed, offsets, order) for seed in range(3)] == runs
 
 
 def test_the_slowest_workgroup_is_kept_behind() -> None:

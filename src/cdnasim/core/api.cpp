@@ -109,6 +109,9 @@ const char* cdna_allocate(Machine* m, uint64_t base, uint64_t bytes, int32_t ran
       throw SimError("allocation '" + a->name + "' overlaps '" + (*it)->name + "'");
     if (it != m->allocations.begin() && (*std::prev(it))->end() > base)
       throw SimError("allocation '" + a->name + "' overlaps '" + (*std::prev(it))->name + "'");
+    a->model_base = m->model_end;
+    m->model_end += (bytes + MODEL_PAGE - 1) / MODEL_PAGE * MODEL_PAGE;
+    m->in_order.push_back(a.get());
     m->allocations.insert(it, std::move(a));
     for (Rank& r : m->rank) r.last_hit = nullptr;
   });
@@ -117,6 +120,7 @@ void cdna_release(Machine* m, uint64_t base) {
   for (Rank& r : m->rank) r.last_hit = nullptr;
   for (auto it = m->allocations.begin(); it != m->allocations.end(); ++it)
     if ((*it)->base == base) {
+      std::erase(m->in_order, it->get());
       m->allocations.erase(it);
       return;
     }

@@ -11,25 +11,43 @@
 namespace cdna {
 
 constexpr uint64_t LINE = 128;
-constexpr size_t L1_LINES = 128, L2_LINES = 8192;
+constexpr size_t L1_LINES = 128, L2_LINES = 8192;  // powers of two
 
 struct CacheLine {
-  uint64_t line = ~0ull;
+  uint64_t line = ~0ull;    // in the model's addresses
+  uint64_t generation = 0;  // the cache's, when the line was filled
+  uint8_t* home = nullptr;
+  uint32_t inside = 0;      // bytes of it that its allocation has
+  bool listed = false;      // in the cache's list of lines that may be dirty
   uint8_t data[LINE];
   uint64_t dirty[2] = {0, 0};  // a bit per byte
+
+  bool is_dirty() const { return dirty[0] | dirty[1]; }
 };
-using Cache = std::vector<CacheLine>;
+
+// Direct-mapped. A line of an earlier generation is none.
+template <size_t LINES>
+struct Cache {
+  std::vector<CacheLine> lines;
+  std::vector<CacheLine*> maybe_dirty;
+  uint64_t generation = 1;
+
+  CacheLine& slot(uint64_t line) { return lines[(line ^ line >> 13) & (LINES - 1)]; }
+  bool holds(const CacheLine& c, uint64_t line) const { return c.line == line && c.generation == generation; }
+};
+using L1 = Cache<L1_LINES>;
+using L2 = Cache<L2_LINES>;
 
 struct Hostile {
-  std::vector<Cache> l1, l2;
-  Cache& of_l1(Machine& m, const Workgroup& g) {
-    Cache& c = l1[size_t(g.rank * m.num_cu + g.cu)];
-    if (c.empty()) c.resize(L1_LINES);
-    return c;
-  }
-  Cache& of_l2(Machine& m, int rank, int xcd) {
-    Cache& c = l2[size_t(rank * m.num_xcd + xcd)];
-    if (c.empty()) c.resize(L2_LINES);
+  std::vector<L1> l1;
+  std::vector<L2> l2;
+  L1& of_l1(Machine& m, const Workgroup& g) { return grown<L1_LINES>(l1[size_t(g.rank * m.num_cu + g.cu)]); }
+  L2& of_l2(Machine& m, const Wave& w) { return grown<L2_LINES>(l2[size_t(w.wg->rank * m.num_xcd + w.wg->xcd)]); }
+
+ private:
+  template <size_t LINES>
+  static Cache<LINES>& grown(Cache<LINES>& c) {
+    if (c.lines.empty()) c.lines.resize(LINES);
     return c;
   }
 };
@@ -46,7 +64,23 @@ void hostile_free(Machine& m) {
 
 namespace {
 
-CacheLine& slot(Cache& c, uint64_t line) { return c[(line ^ line >> 13) % c.size()]; }
+// Where an access goes. The model's addresses depend on nothing but the order of the allocations, so that a seed
+// is the same run wherever the host has put them; an allocation begins a line, as it begins a page on the GPU.
+struct Place {
+  Allocation* a;
+  uint64_t at;  // in the model's addresses
+
+  uint64_t line() const { return at / LINE; }
+  uint64_t in() const { return at % LINE; }
+  uint8_t* host() const { return reinterpret_cast<uint8_t*>(a->base + (at - a->model_base)); }
+};
+
+// The access was permitted, so that it lies in an allocation.
+Place place(Wave& w, uint64_t addr) {
+  Allocation* a = w.r->last_hit;
+  if (!a || addr < a->base || addr >= a->end()) w.r->last_hit = a = w.m->find(addr);
+  return {a, a->model_base + (addr - a->base)};
+}
 
 // Memory changes here, and only here.
 void to_memory(Machine& m, uint64_t addr, const uint8_t* data, uint32_t bytes) {
@@ -60,116 +94,133 @@ void to_memory(Machine& m, uint64_t addr, const uint8_t* data, uint32_t bytes) {
 }
 
 void clean(Machine& m, CacheLine& c) {
-  if (!(c.dirty[0] | c.dirty[1])) return;
+  if (!c.is_dirty()) return;
   for (uint32_t i = 0; i < LINE;) {
     if (!(c.dirty[i >> 6] >> (i & 63) & 1)) { ++i; continue; }
     uint32_t n = 1;
     while (i + n < LINE && (c.dirty[(i + n) >> 6] >> ((i + n) & 63) & 1)) ++n;
-    to_memory(m, c.line * LINE + i, c.data + i, n);
+    to_memory(m, reinterpret_cast<uint64_t>(c.home + i), c.data + i, n);
     i += n;
   }
   c.dirty[0] = c.dirty[1] = 0;
 }
 
-void drop(Machine& m, CacheLine& c) {
-  clean(m, c);
-  c.line = ~0ull;
+void clean_all(Machine& m, L2& cache) {
+  for (CacheLine* c : cache.maybe_dirty) {
+    clean(m, *c);
+    c->listed = false;
+  }
+  cache.maybe_dirty.clear();
 }
 
-bool is_dirty(const CacheLine& c) { return c.dirty[0] | c.dirty[1]; }
-
 // A line may reach past its allocation; only the part inside is read.
-void fill_from_memory(Machine& m, CacheLine& c, uint64_t line) {
-  const uint64_t lo = line * LINE, hi = lo + LINE;
-  c.line = line;
-  for (uint64_t at = lo; at < hi;) {
-    Allocation* a = m.find(at);
-    if (!a) { ++at; continue; }
-    const uint64_t end = std::min(hi, a->end());
-    std::memcpy(c.data + (at - lo), reinterpret_cast<void*>(at), end - at);
-    at = end;
-  }
+void fill_from_memory(CacheLine& c, const Place& p, uint64_t generation) {
+  const uint64_t first = p.line() * LINE - p.a->model_base;
+  c.line = p.line();
+  c.generation = generation;
+  c.home = reinterpret_cast<uint8_t*>(p.a->base + first);
+  c.inside = uint32_t(std::min(LINE, p.a->bytes - first));
+  std::memcpy(c.data, c.home, c.inside);
 }
 
 // What the XCD has stored stays, and is nobody else's yet; the rest of the line is as in memory.
-void invalidate(Machine& m, CacheLine& c) {
-  if (!is_dirty(c)) {
+void invalidate(CacheLine& c) {
+  if (!c.is_dirty()) {
     c.line = ~0ull;
     return;
   }
-  CacheLine old = c;
-  fill_from_memory(m, c, old.line);
-  for (uint32_t i = 0; i < LINE; ++i)
-    if (old.dirty[i >> 6] >> (i & 63) & 1) c.data[i] = old.data[i];
+  for (uint32_t i = 0; i < c.inside; ++i)
+    if (!(c.dirty[i >> 6] >> (i & 63) & 1)) c.data[i] = c.home[i];
 }
 
-CacheLine& l2_line(Wave& w, uint64_t line) {
+CacheLine& l2_line(Wave& w, const Place& p) {
   Machine& m = *w.m;
-  CacheLine& c = slot(m.model->of_l2(m, w.wg->rank, w.wg->xcd), line);
-  if (c.line != line) {
+  L2& cache = m.model->of_l2(m, w);
+  CacheLine& c = cache.slot(p.line());
+  if (!cache.holds(c, p.line())) {
     clean(m, c);
-    fill_from_memory(m, c, line);
+    fill_from_memory(c, p, cache.generation);
   }
   return c;
 }
 
+// The XCD's line of a place, or none.
+CacheLine* in_l2(Wave& w, const Place& p) {
+  L2& cache = w.m->model->of_l2(*w.m, w);
+  CacheLine& c = cache.slot(p.line());
+  return cache.holds(c, p.line()) ? &c : nullptr;
+}
+
+// The compute unit's line of a place, or none.
+CacheLine* in_l1(Wave& w, const Place& p) {
+  L1& cache = w.m->model->of_l1(*w.m, *w.wg);
+  CacheLine& c = cache.slot(p.line());
+  return cache.holds(c, p.line()) ? &c : nullptr;
+}
+
+// The compute unit's line, filled from the XCD's.
+CacheLine& fill_l1(Wave& w, const Place& p) {
+  L1& cache = w.m->model->of_l1(*w.m, *w.wg);
+  CacheLine& c = cache.slot(p.line());
+  c.line = p.line();
+  c.generation = cache.generation;
+  std::memcpy(c.data, l2_line(w, p).data, LINE);
+  return c;
+}
+
 // What the scope bits of an access are worth where it goes.
-int reach(Wave& w, int policy, uint64_t addr) {
+int reach(int policy, const Allocation& a) {
   constexpr int SYSTEM = CPOL_SC0 | CPOL_SC1;
   if (!(policy & CPOL_SC1) || (policy & SYSTEM) == SYSTEM) return policy;
-  Allocation* a = w.r->last_hit;
-  if (!a || addr < a->base || addr >= a->end()) a = w.m->find(addr);
-  return a && a->peer ? CPOL_SC0 : policy;
+  return a.peer ? CPOL_SC0 : policy;
 }
 
-// One piece of an access, inside one line.
-void load_piece(Wave& w, int policy, uint64_t addr, uint32_t bytes, uint8_t* out) {
-  Machine& m = *w.m;
-  const uint64_t line = addr / LINE;
-  policy = reach(w, policy, addr);
-  const bool past_l1 = policy & (CPOL_SC0 | CPOL_SC1), past_l2 = policy & CPOL_SC1;
-  CacheLine& near = slot(m.model->of_l1(m, *w.wg), line);
-  if (past_l2) {
-    if (near.line == line) near.line = ~0ull;
-    CacheLine& far = slot(m.model->of_l2(m, w.wg->rank, w.wg->xcd), line);
-    if (far.line == line) invalidate(m, far);
-    if (far.line == line) std::memcpy(out, far.data + addr % LINE, bytes);
-    else std::memcpy(out, reinterpret_cast<void*>(addr), bytes);
+// One piece of an access, inside one line. What no launch may write is read where it is: no cache can be stale.
+void load_piece(Wave& w, int policy, const Place& p, uint32_t bytes, uint8_t* out) {
+  if (p.a->read_only) {
+    std::memcpy(out, p.host(), bytes);
     return;
   }
-  if (near.line != line || past_l1) {
-    const CacheLine& far = l2_line(w, line);
-    near.line = line;
-    std::memcpy(near.data, far.data, LINE);
+  policy = reach(policy, *p.a);
+  const bool past_l1 = policy & (CPOL_SC0 | CPOL_SC1), past_l2 = policy & CPOL_SC1;
+  CacheLine* near = in_l1(w, p);
+  if (past_l2) {
+    if (near) near->line = ~0ull;
+    CacheLine* far = in_l2(w, p);
+    if (far) invalidate(*far);
+    std::memcpy(out, far && far->is_dirty() ? far->data + p.in() : p.host(), bytes);
+    return;
   }
-  std::memcpy(out, near.data + addr % LINE, bytes);
+  if (!near || past_l1) near = &fill_l1(w, p);
+  std::memcpy(out, near->data + p.in(), bytes);
 }
 
-void store_piece(Wave& w, int policy, uint64_t addr, uint32_t bytes, const uint8_t* data) {
+void store_piece(Wave& w, int policy, const Place& p, uint32_t bytes, const uint8_t* data) {
   Machine& m = *w.m;
-  const uint64_t line = addr / LINE, in = addr % LINE;
-  policy = reach(w, policy, addr);
-  CacheLine& near = slot(m.model->of_l1(m, *w.wg), line);
-  if (near.line == line) std::memcpy(near.data + in, data, bytes);
+  const uint64_t in = p.in();
+  policy = reach(policy, *p.a);
+  if (CacheLine* near = in_l1(w, p)) std::memcpy(near->data + in, data, bytes);
   if (policy & CPOL_SC1) {
-    CacheLine& far = slot(m.model->of_l2(m, w.wg->rank, w.wg->xcd), line);
-    if (far.line == line) {
-      std::memcpy(far.data + in, data, bytes);
-      for (uint64_t i = in; i < in + bytes; ++i) far.dirty[i >> 6] &= ~(1ull << (i & 63));
+    if (CacheLine* far = in_l2(w, p)) {
+      std::memcpy(far->data + in, data, bytes);
+      for (uint64_t i = in; i < in + bytes; ++i) far->dirty[i >> 6] &= ~(1ull << (i & 63));
     }
-    return to_memory(m, addr, data, bytes);
+    return to_memory(m, reinterpret_cast<uint64_t>(p.host()), data, bytes);
   }
-  CacheLine& far = l2_line(w, line);
+  CacheLine& far = l2_line(w, p);
   std::memcpy(far.data + in, data, bytes);
   for (uint64_t i = in; i < in + bytes; ++i) far.dirty[i >> 6] |= 1ull << (i & 63);
+  if (!far.listed) m.model->of_l2(m, w).maybe_dirty.push_back(&far);
+  far.listed = true;
   w.r->progress_clock = w.r->clock;
 }
 
 template <class F>
-void by_line(uint64_t addr, uint32_t bytes, F f) {
+void by_line(Wave& w, uint64_t addr, uint32_t bytes, F f) {
   for (uint32_t done = 0; done < bytes;) {
-    const uint32_t n = uint32_t(std::min<uint64_t>(bytes - done, LINE - (addr + done) % LINE));
-    f(addr + done, done, n);
+    const Place p = place(w, addr + done);
+    const uint32_t n = uint32_t(std::min<uint64_t>(bytes - done, LINE - p.in()));
+    f(p, done, n);
     done += n;
   }
 }
@@ -180,17 +231,22 @@ void complete(Wave& w, PendingOp& op) {
     op.load = nullptr;
     load();
   }
+  if (op.stores.empty()) return;
   // The lanes of one store become visible in any order.
   for (size_t left = op.stores.size(); left; --left) {
     const size_t pick = w.r->rng() % left;
     const PendingStore s = op.stores[pick];
     op.stores[pick] = op.stores[left - 1];
-    by_line(s.addr, s.bytes, [&](uint64_t a, uint32_t off, uint32_t n) { store_piece(w, s.policy, a, n, s.data + off); });
+    by_line(w, s.addr, s.bytes, [&](const Place& p, uint32_t off, uint32_t n) { store_piece(w, s.policy, p, n, s.data + off); });
   }
   op.stores.clear();
+  op.first = ~0ull;
+  op.end = 0;
+  --w.pending_stores;
 }
 
 bool overlap(const PendingOp& op, uint64_t addr, uint32_t bytes) {
+  if (addr >= op.end || addr + bytes <= op.first) return false;
   for (const PendingStore& s : op.stores)
     if (s.addr < addr + bytes && addr < s.addr + s.bytes) return true;
   return false;
@@ -198,6 +254,7 @@ bool overlap(const PendingOp& op, uint64_t addr, uint32_t bytes) {
 
 // A wave's own accesses to one address stay in program order.
 void settle(Wave& w, uint64_t addr, uint32_t bytes, size_t before) {
+  if (!w.pending_stores) return;
   for (size_t i = 0; i < before && i < w.pending.size(); ++i)
     if (overlap(w.pending[i], addr, bytes)) complete(w, w.pending[i]);
 }
@@ -206,7 +263,7 @@ void settle(Wave& w, uint64_t addr, uint32_t bytes, size_t before) {
 
 void hostile_load(Wave& w, const Inst& I, uint64_t addr, uint32_t bytes, void* out) {
   settle(w, addr, bytes, w.pending.size());
-  by_line(addr, bytes, [&](uint64_t a, uint32_t off, uint32_t n) { load_piece(w, I.cpol, a, n, static_cast<uint8_t*>(out) + off); });
+  by_line(w, addr, bytes, [&](const Place& p, uint32_t off, uint32_t n) { load_piece(w, I.cpol, p, n, static_cast<uint8_t*>(out) + off); });
 }
 
 // Loads fill a register in the order of issue (the ISA's vmcnt returns in order, and compilers leave the wait between two
@@ -227,6 +284,11 @@ void hostile_issue_store(Wave& w, std::vector<PendingStore> stores) {
   for (const PendingStore& s : stores) settle(w, s.addr, s.bytes, w.pending.size());
   PendingOp op;
   op.stores = std::move(stores);
+  for (const PendingStore& s : op.stores) {
+    op.first = std::min(op.first, s.addr);
+    op.end = std::max(op.end, s.addr + s.bytes);
+  }
+  if (!op.stores.empty()) ++w.pending_stores;
   w.pending.push_back(std::move(op));
   if (w.pending.size() > 63) hostile_wait(w, 63);
 }
@@ -235,11 +297,12 @@ void hostile_issue_store(Wave& w, std::vector<PendingStore> stores) {
 void hostile_atomic(Wave& w, uint64_t addr, uint32_t bytes) {
   Machine& m = *w.m;
   settle(w, addr, bytes, w.pending.size());
-  const uint64_t line = addr / LINE;
-  CacheLine& near = slot(m.model->of_l1(m, *w.wg), line);
-  if (near.line == line) near.line = ~0ull;
-  CacheLine& far = slot(m.model->of_l2(m, w.wg->rank, w.wg->xcd), line);
-  if (far.line == line) drop(m, far);
+  const Place p = place(w, addr);
+  if (CacheLine* near = in_l1(w, p)) near->line = ~0ull;
+  if (CacheLine* far = in_l2(w, p)) {
+    clean(m, *far);
+    far->line = ~0ull;
+  }
 }
 
 // A wait for several stores may find one of them done while others are under way, and the other waves see that.
@@ -265,9 +328,16 @@ void hostile_wait(Wave& w, int outstanding) {
 void hostile_invalidate(Wave& w, const Inst& I) {
   Machine& m = *w.m;
   if (!(I.cpol & CPOL_SC1)) return;
-  for (CacheLine& c : m.model->of_l1(m, *w.wg)) c.line = ~0ull;
-  for (CacheLine& c : m.model->of_l2(m, w.wg->rank, w.wg->xcd))
-    if (c.line != ~0ull) invalidate(m, c);
+  ++m.model->of_l1(m, *w.wg).generation;
+  L2& far = m.model->of_l2(m, w);
+  ++far.generation;
+  std::erase_if(far.maybe_dirty, [&](CacheLine* c) {
+    c->listed = c->is_dirty();
+    if (!c->listed) return true;
+    invalidate(*c);
+    c->generation = far.generation;
+    return false;
+  });
 }
 
 // buffer_wbl2 with sc1 writes the wave's stores and the XCD's dirty lines back, at the latest when vmcnt is waited for;
@@ -278,8 +348,7 @@ void hostile_write_back(Wave& w, const Inst& I) {
   op.load = [&w] {
     for (PendingOp& other : w.pending)
       if (!other.stores.empty()) complete(w, other);
-    for (CacheLine& c : w.m->model->of_l2(*w.m, w.wg->rank, w.wg->xcd))
-      if (c.line != ~0ull) clean(*w.m, c);
+    clean_all(*w.m, w.m->model->of_l2(*w.m, w));
   };
   w.pending.push_back(std::move(op));
   if (w.pending.size() > 63) hostile_wait(w, 63);
@@ -291,14 +360,12 @@ namespace {
 void fetch_some_line(Wave& w) {
   Machine& m = *w.m;
   auto& rng = w.r->rng;
-  const Allocation& a = *m.allocations[rng() % m.allocations.size()];
+  Allocation& a = *m.in_order[rng() % m.in_order.size()];
   if (a.read_only || (a.rank != w.wg->rank && !a.peer) || !a.bytes) return;
-  const uint64_t line = (a.base + rng() % a.bytes) / LINE;
-  const CacheLine& far = l2_line(w, line);
-  CacheLine& near = slot(m.model->of_l1(m, *w.wg), line);
-  if (near.line == line) return;
-  near.line = line;
-  std::memcpy(near.data, far.data, LINE);
+  const Place p{&a, a.model_base + rng() % a.bytes};
+  const CacheLine* near = in_l1(w, p);
+  l2_line(w, p);
+  if (!near) fill_l1(w, p);
 }
 
 }  // namespace
@@ -311,19 +378,19 @@ void hostile_tick(Wave& w) {
     const size_t pick = rng() % w.pending.size();
     complete(w, w.pending[pick]);
   }
-  if (rng() % 8 == 0 && !m.allocations.empty()) fetch_some_line(w);
+  if (rng() % 8 == 0 && !m.in_order.empty()) fetch_some_line(w);
   if (rng() % 64 == 0) {
-    Cache& c = m.model->of_l1(m, *w.wg);
-    c[rng() % c.size()].line = ~0ull;
+    m.model->of_l1(m, *w.wg).lines[rng() % L1_LINES].line = ~0ull;
   }
 }
 
 void hostile_launch_begin(Machine& m, int rank) {
-  for (int i = 0; i < m.num_cu; ++i)
-    for (CacheLine& c : m.model->l1[size_t(rank * m.num_cu + i)]) c.line = ~0ull;
-  for (int i = 0; i < m.num_xcd; ++i)
-    for (CacheLine& c : m.model->l2[size_t(rank * m.num_xcd + i)])
-      if (c.line != ~0ull) drop(m, c);
+  for (int i = 0; i < m.num_cu; ++i) ++m.model->l1[size_t(rank * m.num_cu + i)].generation;
+  for (int i = 0; i < m.num_xcd; ++i) {
+    L2& far = m.model->l2[size_t(rank * m.num_xcd + i)];
+    clean_all(m, far);
+    ++far.generation;
+  }
 }
 void hostile_launch_end(Machine& m, int rank) { hostile_launch_begin(m, rank); }
 

@@ -29,8 +29,12 @@ struct Watch {
 // The hand-off that last wrote 8 bytes of memory past the caches: how many hand-offs led to it, and who did it.
 struct Handoff { uint32_t depth; int32_t rank, workgroup; };
 
+// Allocations begin a page in the hostile memory model.
+constexpr uint64_t MODEL_PAGE = 4096;
+
 struct Allocation {
   uint64_t base = 0, bytes = 0;
+  uint64_t model_base = 0;  // its address in the hostile memory model
   int32_t rank = 0;       // owner
   int32_t peer = 0;       // other ranks may touch it
   int32_t read_only = 0;
@@ -176,6 +180,8 @@ struct Machine {
   Arch arch = Arch::gfx950;
   int32_t ranks = 1, num_xcd = 8, num_cu = 256, lds_per_cu = 160 * 1024;
   std::vector<std::unique_ptr<Allocation>> allocations;  // by base
+  std::vector<Allocation*> in_order;                     // in which they were made
+  uint64_t model_end = 0;                                // the next one's address in the hostile memory model
   std::vector<Rank> rank;
   int32_t check[NUM_CHECKS] = {};
   std::vector<std::string> warnings;

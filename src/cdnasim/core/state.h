@@ -110,6 +110,7 @@ struct PendingOp {
   std::function<void()> load;
   int reg = 0, width = 0;  // vector registers that the load fills
   std::vector<PendingStore> stores;
+  uint64_t first = ~0ull, end = 0;  // all of the stores' bytes are between
 };
 
 // An operation of the wave's counters that nothing has waited for, and the registers that it fills.
@@ -156,6 +157,7 @@ struct Wave {
   std::vector<uint64_t> poll_lines, parked_lines;
   bool poll_overflow = false, preempted = false, parked = false;
   std::deque<PendingOp> pending;
+  int pending_stores = 0;       // of these, with stores that have not completed
   std::unique_ptr<Waits> waits; // when waits are checked
   uint64_t depth = 0;           // hand-offs on the longest chain that led here
 

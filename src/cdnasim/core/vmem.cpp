@@ -155,7 +155,8 @@ void perform_load(Wave& w, const Inst& I, const LoadPlan& p) {
     } else {
       for (int q = 0; q < p.words; ++q)
         if (p.inside[q] >> l & 1) {
-          if (p.peer) peer_load(w, p.at.addr[l] + 4 * u64(q), 4, &got[q]);
+          if (w.m->hostile) hostile_load(w, I, p.at.addr[l] + 4 * u64(q), 4, &got[q]);
+          else if (p.peer) peer_load(w, p.at.addr[l] + 4 * u64(q), 4, &got[q]);
           else std::memcpy(&got[q], reinterpret_cast<void*>(p.at.addr[l] + 4 * u64(q)), 4);
         }
     }
