@@ -19,6 +19,7 @@ from rocm_overlay.measure.client import Client, Outcome
 from rocm_overlay.measure.metrics_page import Page, Window
 from rocm_overlay.measure.proof import Proof, prove
 from rocm_overlay.measure.records import Record, ResultSet, keep_launches, kept_launches
+from rocm_overlay.measure.resume import evidence_of_arm, require_same
 from rocm_overlay.measure.server import STOP_TIMEOUT_S, OwnServer, Server
 from rocm_overlay.measure.trace import read_trace
 from rocm_overlay.measure.traced import traced
@@ -118,12 +119,16 @@ class Bench:
 
     Args:
         say: takes the lines of progress.
+
+    Raises:
+        OverlayError: the set holds runs of another session under the same names.
     """
 
     def __init__(self, session: Session, results: ResultSet, say: Callable[[str], None]) -> None:
         self.session = session
         self.results = results
         self.say = say
+        require_same(session, results.records, results.file)
         wanted = session.identities()
         kept = results.done() & set(wanted)
         self.progress = Progress(say, len(wanted), len(kept))
@@ -287,7 +292,7 @@ class Bench:
 
     def _record(self, arm: Arm, own: Pass, outcome: Outcome, window: Window | None, trouble: str) -> Record:
         session = self.session
-        evidence = {**session.evidence, **arm.evidence, "seed": own.seed, "repeats": session.profile.repeats}
+        evidence = {**evidence_of_arm(session, arm), "seed": own.seed}
         promised = promise(session.recipe, own.point.concurrency)
         proofs = prove(own, session.profile, promised, outcome, window, evidence)
         proofs["metrics"] = Proof(window is not None, trouble or "read before and after")

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A result set is one measurement: a session that would measure something else does not go on in it."""
+
+import pytest
+import yaml
+
+from rocm_overlay.cli import main
+from tests.unit.test_measure_bench import CLIENT, EVIDENCE, bench, profiles, read, server, session_file
+
+__all__ = ["server"]
+
+
+def test_the_same_call_again_makes_no_run_and_changes_nothing(server, tmp_path, capsys):
+    assert bench(tmp_path, "--url", server.url) == 0
+    kept, asked = read(tmp_path), server.completions
+    assert bench(tmp_path, "--url", server.url) == 0
+    assert "4 of 4 runs are in" in capsys.readouterr().err
+    assert read(tmp_path) == kept and server.completions == asked
+
+
+def changed_profile(folder, **changes):
+    point = yaml.safe_load(profiles(folder).read_text())["test"]["points"][0]
+    return profiles(folder, points=[point | changes])
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"seed": 5}, ("seed 101", "seed 5")),
+        ({"prompts": 9}, ("requests 4", "requests 9")),
+        ({"words": ["--image-digest", "sha256:1"]}, ("image_digest sha256:0", "image_digest sha256:1")),
+        ({"words": ["--image", "other:test"]}, ("image vllm-openai-rocm:test", "image other:test")),
+        ({"words": ["--sku", "MI350X"]}, ("sku MI355X", "sku MI350X")),
+        ({"words": ["--half", "0-3"]}, ("half none", "half 0-3")),
+        ({"words": ["--client-flags", "--trust-remote-code --backend openai"]}, ("client ", "--backend")),
+        ({"recipe": "mi355x-tp2"}, ("recipe mi355x-tp4, recipe_hash ", "recipe mi355x-tp2, recipe_hash ")),
+        ({"repeats": "same"}, ("repeats fresh", "repeats same")),
+    ],
+)
+def test_a_set_is_not_gone_on_with_another_build_recipe_or_workload(server, tmp_path, capsys, change, says):
+    words = ["--url", server.url, "--out", str(tmp_path / "set"), "--client", CLIENT, "--profile", "test"]
+    first = changed_profile(tmp_path)
+    assert main(["bench", "mi355x-tp4", *words, "--profiles", str(first), *EVIDENCE]) == 0
+    before, asked = (tmp_path / "set" / "runs.jsonl").read_text(), server.completions
+    capsys.readouterr()
+
+    own = {key: value for key, value in change.items() if key in ("seed", "prompts")}
+    file = changed_profile(tmp_path, **own)
+    if "repeats" in change:
+        document = yaml.safe_load(file.read_text())
+        document["test"]["repeats"] = change["repeats"]
+        file.write_text(yaml.safe_dump(document))
+    words += ["--profiles", str(file), *EVIDENCE, *change.get("words", [])]
+    assert main(["bench", change.get("recipe", "mi355x-tp4"), *words]) == 2
+    error = capsys.readouterr().err
+    assert "was begun otherwise" in error and "--out another folder" in error
+    assert says[0] in error.partition("wanted:")[0] and says[1] in error.partition("wanted:")[2]
+    assert (tmp_path / "set" / "runs.jsonl").read_text() == before and server.completions == asked
+
+
+def test_another_arm_may_join_a_set_and_a_known_one_only_as_it_was(server, tmp_path, capsys):
+    words = ["--url", server.url, "--arm"]
+    file = profiles(tmp_path, runs=1)
+    assert bench(tmp_path, *words, "base", profile=file) == 0
+    # The same seeds are the same prompts, which this server has seen: a false proof, kept.
+    assert bench(tmp_path, *words, "pr", "--image-digest", "sha256:1", profile=file) == 1
+    assert bench(tmp_path, *words, "pr", "--round", "2", profile=file) == 2
+    assert "pr, 32/8 c2, round 1, run 1: image_digest sha256:1" in capsys.readouterr().err
+
+
+def test_arms_of_a_session_in_another_order_would_sit_on_the_other_halves(tmp_path, capsys):
+    session = session_file(tmp_path)
+    file = profiles(tmp_path, runs=1)
+    assert bench(tmp_path, "--session", str(session), profile=file) == 0
+    document = yaml.safe_load(session.read_text())
+    document["arms"] = dict(reversed(document["arms"].items()))
+    session.write_text(yaml.safe_dump(document, sort_keys=False))
+    assert bench(tmp_path, "--session", str(session), profile=file) == 2
+    assert "half 0-3" in (error := capsys.readouterr().err) and "half 4-7" in error
