@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -42,6 +42,7 @@ class Answer:
         score: 0 to 1.
         text: what the server wrote, at most its last part.
         prompt_tokens: by the server's count; 0 where it gave none.
+        asked: a hash of what was asked; empty where that is not known.
     """
 
     arm: str
@@ -51,6 +52,7 @@ class Answer:
     score: float
     text: str = ""
     prompt_tokens: int = 0
+    asked: str = ""
 
     @property
     def identity(self) -> tuple[str, str, str, int]:
@@ -66,17 +68,33 @@ class AnswerSet:
         self.file = folder / ANSWERS_NAME
         self.torn = set_torn_line_aside(self.file)
         self.answers = read_answers(self.file) if self.file.exists() else []
-        self._done = {answer.identity for answer in self.answers}
+        self._done = {answer.identity: answer.asked for answer in self.answers}
 
-    def has(self, identity: tuple[str, str, str, int]) -> bool:
-        """Whether that answer is kept."""
-        return identity in self._done
+    def has(self, identity: tuple[str, str, str, int], asked: str | None = None) -> bool:
+        """Whether that answer is kept.
+
+        Args:
+            asked: the hash of what would be asked; None where any will do.
+
+        Raises:
+            OverlayError: an answer to something else is kept under its name.
+        """
+        kept = self._done.get(identity)
+        if kept is not None and asked is not None and kept != asked:
+            arm, task, question, _ = identity
+            raise OverlayError(
+                f"{self.file} was begun otherwise",
+                seen=f"{arm}, {task}, question {question} was another one",
+                wanted="the same data, shots and limits under one arm's name",
+                fix="give the options that it was begun with, another --arm, or --out another folder",
+            )
+        return kept is not None
 
     def append(self, answer: Answer) -> None:
         """Keep an answer, on disk when this returns."""
         append_line(self.file, json.dumps(asdict(answer)))
         self.answers.append(answer)
-        self._done.add(answer.identity)
+        self._done[answer.identity] = answer.asked
 
 
 def read_answers(place: Path) -> list[Answer]:
@@ -90,7 +108,9 @@ def read_answers(place: Path) -> list[Answer]:
     for where, value in read_lines(file):
         try:
             answer = Answer(**value)  # type: ignore[arg-type]
-            valid = 0 <= answer.score <= 1 and answer.sample >= 1
+            words = (answer.arm, answer.task, answer.question, answer.text, answer.asked)
+            valid = all(isinstance(word, str) for word in words) and 0 <= answer.score <= 1
+            valid = valid and type(answer.sample) is int and answer.sample >= 1
         except TypeError:
             valid = False
         if not valid:
@@ -101,6 +121,13 @@ def read_answers(place: Path) -> list[Answer]:
                 fix="leave the line out",
             )
         found.append(answer)
+    if twice := [one for one, times in Counter(answer.identity for answer in found).items() if times > 1]:
+        raise OverlayError(
+            f"{file} holds an answer twice",
+            seen=", ".join(map(str, twice[0])),
+            wanted="each arm, task, question and sample once",
+            fix="leave one of the lines out",
+        )
     return found
 
 
@@ -193,6 +220,16 @@ def difference(task: str, first: Sequence[Answer], second: Sequence[Answer]) -> 
             wanted="the same questions in both",
             fix="resume the evaluation that stopped early",
         )
+    hashes = [{(one.question, one.sample): one.asked for one in side} for side in (first, second)]
+    for place, asked in hashes[0].items():
+        other = hashes[1].get(place, "")
+        if asked and other and asked != other:
+            raise OverlayError(
+                f"{task}: the arms were asked other things",
+                seen=f"question {place[0]} has another prompt or another limit in each",
+                wanted="the same data, shots and limits in both",
+                fix="run eval with the same options for both arms",
+            )
     scores = (score(first), score(second))
     if scores[0].samples != scores[1].samples:
         raise OverlayError(
@@ -236,7 +273,8 @@ def read_samples(file: Path, arm: str, task: str, filter_name: str) -> list[Answ
                 fix="give the samples_*.jsonl that --log_samples writes",
             ) from None
         counts[question] += 1
-        found.append(Answer(arm, task, question, counts[question], points))
+        asked = str(sample.get("prompt_hash") or "")[:16]
+        found.append(Answer(arm, task, question, counts[question], points, asked=asked))
     if not found:
         raise OverlayError(
             f"{file} has no sample of filter {filter_name}",

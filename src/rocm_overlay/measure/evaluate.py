@@ -6,11 +6,12 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import queue
 import sys
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from typing import Any
 from rocm_overlay import table
 from rocm_overlay.errors import EXIT_FAILED_CHECK, EXIT_OK, OverlayError
 from rocm_overlay.measure import accuracy, lm_eval, options, tasks
-from rocm_overlay.measure.accuracy import Answer, AnswerSet, Call
+from rocm_overlay.measure.accuracy import Answer, AnswerSet, Call, Difference
 from rocm_overlay.measure.arms import arms_text
 from rocm_overlay.measure.compare import markdown_table
-from rocm_overlay.measure.metrics_page import Page, Window
+from rocm_overlay.measure.metrics_page import Window
 from rocm_overlay.measure.server import Server, check_url
 from rocm_overlay.measure.tasks import Question
 from rocm_overlay.processes import interruptible
@@ -113,15 +114,49 @@ class Asker:
             How many were asked.
 
         Raises:
-            OverlayError: the first request that failed; the answers before it are kept.
+            OverlayError: the first request that failed, the answers before it are kept; or the set holds
+                answers to other questions under these names.
         """
-        missing = [one for one in questions if not results.has((arm, task, one.name, 1))]
-        with ThreadPoolExecutor(self.parallel) as pool:
-            for question, (text, tokens) in zip(missing, pool.map(self.ask, missing), strict=True):
-                points = score(question, text)
-                results.append(Answer(arm, task, question.name, 1, points, text[-KEPT_TEXT:], tokens))
+        missing = [one for one in questions if not results.has((arm, task, one.name, 1), one.asked)]
+        for question, text, tokens in self._answers(missing):
+            points = score(question, text)
+            kept = Answer(arm, task, question.name, 1, points, text[-KEPT_TEXT:], tokens, question.asked)
+            results.append(kept)
         print(f"{arm}, {task}: {len(missing)} asked, {len(questions) - len(missing)} kept", file=sys.stderr)
         return len(missing)
+
+    def _answers(self, questions: Sequence[Question]) -> Iterator[tuple[Question, str, int]]:
+        """Each answer when it comes.
+
+        The threads are daemons: an interrupt ends the process at once, with answers still to come.
+        """
+        todo: queue.SimpleQueue[Question] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[Question, tuple[str, int] | Exception]] = queue.SimpleQueue()
+        ended = threading.Event()
+        for question in questions:
+            todo.put(question)
+
+        def work() -> None:
+            while not ended.is_set():
+                try:
+                    own = todo.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    done.put((own, self.ask(own)))
+                except Exception as error:  # raised where the answers are taken
+                    done.put((own, error))
+
+        for _ in range(min(self.parallel, len(questions))):
+            threading.Thread(target=work, daemon=True).start()
+        try:
+            for _ in questions:
+                question, answer = done.get()
+                if isinstance(answer, Exception):
+                    raise answer
+                yield question, *answer
+        finally:
+            ended.set()
 
 
 @dataclass(frozen=True)
@@ -139,7 +174,7 @@ def two_pass(asker: Asker, results: AnswerSet, arm: str, questions: Sequence[Que
     for task in ("two-pass-1", "two-pass-2"):
         before = asker.server.metrics()
         asked = asker.run(results, arm, task, questions, tasks.score_arithmetic)
-        windows.append((asked, _window(before, asker.server.metrics())))
+        windows.append((asked, Window(before, asker.server.metrics())))
     found = by_arm(results.answers)[arm]
     first, second = (found[task] for task in ("two-pass-1", "two-pass-2"))
     own = accuracy.difference("two-pass", first, second)
@@ -152,12 +187,21 @@ def two_pass(asker: Asker, results: AnswerSet, arm: str, questions: Sequence[Que
     else:
         wanted = f"{rate:.1%} prefix hits, wanted {LEAST_SECOND_PASS_HITS:.0%}"
         hits = Finding(rate >= LEAST_SECOND_PASS_HITS, "second pass", wanted)
+    return [_text([*first, *second]), hits, _passes(own)]
+
+
+def _text(answers: Sequence[Answer]) -> Finding:
+    empty = sum(1 for answer in answers if not answer.text.strip())
+    return Finding(not empty, "text", f"{empty} of {len(answers)} answers are empty")
+
+
+def _passes(own: Difference) -> Finding:
     says = f"second less first pass {own.show()}: {own.call}"
-    return [hits, Finding(own.call not in (Call.LOWER, Call.HIGHER), "passes", says)]
-
-
-def _window(before: Page, after: Page) -> Window:
-    return Window(before, after)
+    if own.call in (Call.LOWER, Call.HIGHER):
+        return Finding(False, "passes", says)
+    if not own.first.mean:
+        return Finding(None, "passes", f"{says}; nothing was right in the first pass to be lost")
+    return Finding(True if own.call is Call.INSIDE else None, "passes", says)
 
 
 def needles(
@@ -181,8 +225,11 @@ def needles(
     return findings
 
 
-def acceptance(positions: Sequence[float], length: float | None, stored: Path) -> Finding:
-    """The acceptance of the first pass against a stored range.
+Ranges = Sequence[tuple[float, float]]
+
+
+def read_acceptance(stored: Path) -> Ranges:
+    """The stored range of each draft position.
 
     Raises:
         OverlayError: no such file, or one that holds no range.
@@ -190,13 +237,20 @@ def acceptance(positions: Sequence[float], length: float | None, stored: Path) -
     try:
         value = json.loads(read_text(stored, str(stored)))
         ranges = [(float(low), float(high)) for low, high in value["positions"]]
+        if not ranges or not all(0 <= low <= high <= 1 for low, high in ranges):
+            raise ValueError(f"{ranges}")
     except (ValueError, KeyError, TypeError) as error:
         raise OverlayError(
             f"{stored} holds no acceptance range",
             seen=f"{type(error).__name__}: {error}",
-            wanted='{"positions": [[low, high], ...]}',
+            wanted='{"positions": [[low, high], ...]}, each from 0 to 1',
             fix="store one with --store-acceptance, from a server that is trusted",
         ) from None
+    return ranges
+
+
+def acceptance(positions: Sequence[float], length: float | None, ranges: Ranges) -> Finding:
+    """The acceptance of the first pass against a stored range."""
     if length is None or len(positions) != len(ranges):
         return Finding(False, "acceptance", f"{len(positions)} positions, the range has {len(ranges)}")
     outside = [
@@ -235,6 +289,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.url is None:
         raise OverlayError("eval needs a server", wanted="--url URL, or --arms", fix="give --url")
     check_url(arguments.url, "--url")
+    ranges = _check_before_asking(arguments)
     server = Server(f"arm {arguments.arm}", arguments.url.rstrip("/"))
     server.wait(0.0)
     model = arguments.model or str(recipe.args.get("served-model-name", recipe.model))
@@ -242,7 +297,7 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     with exclusive(arguments.out, "evaluating"), interruptible():
         results = AnswerSet(arguments.out)
-        findings = _tasks(arguments, asker, results, model)
+        findings = _tasks(arguments, asker, results, model, ranges)
     print(scores_table(results, arguments.arm))
     for finding in findings:
         print(
@@ -251,11 +306,33 @@ def run(arguments: argparse.Namespace) -> int:
     return EXIT_FAILED_CHECK if any(finding.ok is False for finding in findings) else EXIT_OK
 
 
-def _tasks(arguments: argparse.Namespace, asker: Asker, results: AnswerSet, model: str) -> list[Finding]:
+def _check_before_asking(arguments: argparse.Namespace) -> Ranges | None:
+    """Refuse what would fail behind hours of answers; the stored range, where one is asked for.
+
+    Raises:
+        OverlayError: an unknown task, one whose program is missing, no stored range, or no folder for one.
+    """
+    for task in arguments.task or []:
+        if task not in (TWO_PASS, NEEDLES):
+            lm_eval.require(task)
+    store: Path | None = arguments.store_acceptance
+    if store is not None and not store.absolute().parent.is_dir():
+        raise OverlayError(
+            "--store-acceptance has no folder",
+            seen=store,
+            wanted="a file in a folder that is there",
+            fix=f"make {store.parent}",
+        )
+    return None if arguments.acceptance is None else read_acceptance(arguments.acceptance)
+
+
+def _tasks(
+    arguments: argparse.Namespace, asker: Asker, results: AnswerSet, model: str, ranges: Ranges | None
+) -> list[Finding]:
     findings: list[Finding] = []
     for task in arguments.task or [TWO_PASS, NEEDLES]:
         if task == TWO_PASS:
-            findings += _two_pass(arguments, asker, results)
+            findings += _two_pass(arguments, asker, results, ranges)
         elif task == NEEDLES:
             findings += needles(asker, results, arguments.arm, arguments.needle_tokens, tasks.NEEDLE_DEPTHS)
         else:
@@ -263,22 +340,19 @@ def _tasks(arguments: argparse.Namespace, asker: Asker, results: AnswerSet, mode
     return findings
 
 
-def _two_pass(arguments: argparse.Namespace, asker: Asker, results: AnswerSet) -> list[Finding]:
-    problems = tasks.read_problems(arguments.data) if arguments.data else tasks.made_problems(24)
+def _two_pass(
+    arguments: argparse.Namespace, asker: Asker, results: AnswerSet, ranges: Ranges | None
+) -> list[Finding]:
+    made = tasks.MADE_QUESTIONS + arguments.shots
+    problems = tasks.read_problems(arguments.data) if arguments.data else tasks.made_problems(made)
     questions = tasks.arithmetic(problems, arguments.shots, arguments.max_tokens)[: arguments.limit]
     # The first pass alone is measured: the acceptance moves on cached prompts by itself.
     fresh = not any(results.has((arguments.arm, "two-pass-1", one.name, 1)) for one in questions)
     before = asker.server.metrics()
     asker.run(results, arguments.arm, "two-pass-1", questions, tasks.score_arithmetic)
-    first = _window(before, asker.server.metrics())
+    first = Window(before, asker.server.metrics())
     findings = two_pass(asker, results, arguments.arm, questions)
-    positions = first.acceptance_by_position()
-    if arguments.store_acceptance and fresh:
-        store_acceptance(positions, arguments.store_acceptance)
-    if arguments.acceptance and fresh:
-        findings.append(acceptance(positions, first.acceptance_length(), arguments.acceptance))
-    elif arguments.acceptance:
-        findings.append(Finding(None, "acceptance", "resumed: not that of a whole first pass"))
+    findings += _acceptance(first, arguments.store_acceptance, ranges, fresh)
     if arguments.least is not None:
         score = accuracy.score(by_arm(results.answers)[arguments.arm]["two-pass-1"])
         findings.append(
@@ -287,10 +361,28 @@ def _two_pass(arguments: argparse.Namespace, asker: Asker, results: AnswerSet) -
     return findings
 
 
+def _acceptance(first: Window, store: Path | None, ranges: Ranges | None, fresh: bool) -> list[Finding]:
+    """The first pass's acceptance, stored and held to a range where that is asked for."""
+    if store is None and ranges is None:
+        return []
+    if not fresh:
+        return [Finding(None, "acceptance", "resumed: of no whole first pass, neither stored nor judged")]
+    positions, length = first.acceptance_by_position(), first.acceptance_length()
+    if length is None:
+        return [Finding(False, "acceptance", "no drafts were verified")]
+    if store is not None:
+        store_acceptance(positions, store)
+    return [] if ranges is None else [acceptance(positions, length, ranges)]
+
+
 def _lm_eval(arguments: argparse.Namespace, results: AnswerSet, task: str, model: str) -> None:
+    kept = sum(1 for one in results.answers if (one.arm, one.task) == (arguments.arm, task))
+    if kept >= min(arguments.limit or sys.maxsize, lm_eval.profiles()[task].questions):
+        print(f"{arguments.arm}, {task}: {kept} kept", file=sys.stderr)
+        return
     found = lm_eval.run_profile(task, arguments.arm, model, arguments.url, arguments.out, arguments.limit)
     for answer in found:
-        if not results.has(answer.identity):
+        if not results.has(answer.identity, answer.asked):
             results.append(answer)
 
 

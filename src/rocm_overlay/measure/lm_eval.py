@@ -54,6 +54,27 @@ def profiles() -> dict[str, LmEvalProfile]:
     return {name: LmEvalProfile(name, **fields) for name, fields in parse_yaml(text, PROFILES_NAME).items()}
 
 
+def require(name: str) -> LmEvalProfile:
+    """The profile of that name.
+
+    Raises:
+        OverlayError: no such profile, or lm-eval is not installed.
+    """
+    known = profiles()
+    if name not in known:
+        raise OverlayError(
+            f"no lm-eval profile {name}", seen=name, wanted=f"one of {', '.join(known)}", fix="correct --task"
+        )
+    if shutil.which(PROGRAM) is None:
+        raise OverlayError(
+            f"{name} needs lm-eval, which is not installed",
+            seen=f"no {PROGRAM} on the path",
+            wanted=f"lm-eval {VERSION}",
+            fix=f"pip install 'lm-eval[api]=={VERSION}', in the environment that runs this",
+        )
+    return known[name]
+
+
 def run_profile(
     name: str, arm: str, model: str, url: str, out: Path, limit: int | None = None
 ) -> list[Answer]:
@@ -62,19 +83,7 @@ def run_profile(
     Raises:
         OverlayError: no such profile, lm-eval is not installed, it fails, or it leaves no samples.
     """
-    known = profiles()
-    if name not in known:
-        raise OverlayError(
-            f"no lm-eval profile {name}", seen=name, wanted=f"one of {', '.join(known)}", fix="correct --task"
-        )
-    profile = known[name]
-    if shutil.which(PROGRAM) is None:
-        raise OverlayError(
-            f"{name} needs lm-eval, which is not installed",
-            seen=f"no {PROGRAM} on the path",
-            wanted=f"lm-eval {VERSION}",
-            fix=f"pip install 'lm-eval[api]=={VERSION}', in the environment that runs this",
-        )
+    profile = require(name)
     folder = out / "lm-eval" / arm / name
     folder.mkdir(parents=True, exist_ok=True)
     command = profile.command(model, url, folder, limit)

@@ -11,6 +11,8 @@ Needles: a sentence with a number somewhere in a text of a wanted length, asked 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -21,6 +23,7 @@ from rocm_overlay.errors import OverlayError
 from rocm_overlay.measure.lines import read_lines
 
 ANSWER_MARK = "####"
+MADE_QUESTIONS = 20
 NEEDLE_TOKENS = (2048, 6144, 10240, 32768, 87040, 131072)
 NEEDLE_DEPTHS = (0.1, 0.35, 0.6, 0.85)
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -34,6 +37,11 @@ class Question:
     prompt: str
     answer: str
     max_tokens: int
+
+    @property
+    def asked(self) -> str:
+        """What tells it from another question of its name: a hash of the prompt and the answer's limit."""
+        return hashlib.sha256(json.dumps([self.prompt, self.max_tokens]).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
