@@ -175,6 +175,30 @@ def test_a_difference_below_the_spread_of_one_server_is_noise():
     assert (found.verdict, found.because) == (Verdict.WITHIN_NOISE, "1.76% is not above 2.30%")
 
 
+def runs(arm, half_of, values):
+    """Records of one arm: ``values`` a round, each a list of its runs' figures."""
+    return [
+        Record(arm, "p", number, half_of[number - 1], index, {"itl_p50_ms": value})
+        for number, own in enumerate(values, start=1)
+        for index, value in enumerate(own, start=1)
+    ]
+
+
+def test_either_arms_noise_counts_and_a_difference_of_the_noise_is_none():
+    """8 against 7 is a difference of 12.5%, each round the same; the noise is one arm's alone."""
+    steady, spread, drift = [[8.0] * 2] * 2, [[6.5, 7.5]] * 2, [[6.5] * 2, [7.5] * 2]
+    for noisy, kind in ((spread, "same_arm"), (drift, "half_to_half")):
+        found = compare_point(runs("a", "xy", steady), runs("b", "yx", noisy), ITL)
+        assert getattr(found.noise, kind) == pytest.approx(1 / 7)
+        assert found.verdict is Verdict.WITHIN_NOISE
+        assert compare_point(runs("b", "xy", noisy), runs("a", "yx", steady), ITL).noise == found.noise
+    calm = compare_point(runs("a", "xy", steady), runs("b", "yx", [[7.0] * 2] * 2), ITL)
+    assert calm.verdict is Verdict.FASTER
+    for noise, verdict in ((0.125, Verdict.WITHIN_NOISE), (0.1249, Verdict.FASTER)):
+        found = compare_point(runs("a", "xy", steady), runs("b", "yx", [[7.0] * 2] * 2), ITL, noise)
+        assert found.verdict is verdict
+
+
 def test_rounds_of_different_sign_are_noise():
     _, ours = published.swa_records()
     turned = [
@@ -196,7 +220,16 @@ def test_arms_that_stayed_on_their_halves_are_not_judged():
         [dataclasses.replace(r, half=half) for r in side] for side, half in ((base, "0-3"), (ours, "4-7"))
     ]
     found = swa("32k/1k c1", *stay)
-    assert (found.verdict, found.because) == (Verdict.NOT_JUDGED, "each arm stayed on its own half")
+    assert (found.verdict, found.because) == (
+        Verdict.NOT_JUDGED,
+        "the arms did not serve on the same halves",
+    )
+    # Of three halves, two rounds give each arm one that the other never had.
+    three = [
+        [dataclasses.replace(r, half="abc"[r.round - 1 + arm]) for r in side]
+        for arm, side in enumerate((base, ours))
+    ]
+    assert swa("32k/1k c1", *three).verdict is Verdict.NOT_JUDGED
 
 
 def test_a_quantity_without_a_direction_is_only_higher_or_lower():
@@ -213,6 +246,8 @@ def test_ratios_are_paired_only_where_the_sequences_match():
     b = Record("b", "p", 1, "", 1, {}, requests=second)
     found = paired_ratio([a], [b])
     assert (round(found.median, 3), found.requests) == (0.915, 41)
+    ratios = sorted(two.itl_ms / one.itl_ms for one, two in zip(first, second, strict=True))
+    assert sum(one < found.low for one in ratios) == sum(one > found.high for one in ratios) == 41 // 10
     assert paired_ratio([a], [dataclasses.replace(b, requests=second[1:])]) is None
     assert paired_ratio([a], [dataclasses.replace(b, requests=second[::-1])]) is None
     assert paired_ratio([dataclasses.replace(a, seed=1)], [dataclasses.replace(b, seed=2)]) is None
@@ -279,6 +314,10 @@ REFUSED = {
         lambda b, o: (changed(b, evidence={"sku": "MI355X"}), changed(o, evidence={"sku": "MI300X"})),
         "another sku",
     ),
+    "other repeats": (
+        lambda b, o: (changed(b, evidence={"repeats": "same"}), changed(o, evidence={"repeats": "fresh"})),
+        "another repeats",
+    ),
     "other quantity": (lambda b, o: (b, changed(o, figures={"output_tok_s": 1.0})), "no chosen quantity"),
     "value of zero": (lambda b, o: (b, changed(o, figures={"itl_p50_ms": 0.0})), "cannot be compared"),
     "two halves in a round": (
@@ -297,9 +336,12 @@ def test_what_cannot_be_compared_is_refused(spoil, says):
 
 def test_runs_that_did_not_prove_themselves_are_named():
     base, ours = published.swa_records()
-    ours[0] = dataclasses.replace(ours[0], proofs={"text": {"ok": False, "says": "3 answers are empty"}})
+    ours[0] = dataclasses.replace(ours[0], proofs={"text": {"ok": False, "says": "3 answers\nare empty"}})
     text = compare.markdown(compare.make_report(base, ours, [ITL]))
     assert "PR, 32k/1k c1, round 1, run 1: text: 3 answers are empty" in text
+    (first,) = (line for line in text.splitlines() if line.startswith("| 32k/1k c1 | 5.687"))
+    (second,) = (line for line in text.splitlines() if line.startswith("| 32k/1k c2 | 6.917"))
+    assert first.endswith("| faster, not all runs proved |") and "proved" not in second
 
 
 BAD_LINES = {
@@ -316,6 +358,49 @@ BAD_LINES = {
         "runn",
     ),
 }
+
+
+GOOD_FIELDS = {"format": 1, "arm": "a", "point": "p", "round": 1, "half": "", "run": 1, "figures": {"x": 1.0}}
+GOOD_REQUEST = {"input_tokens": 3, "output_tokens": 2, "ttft_ms": 1.0, "itl_ms": 1.0}
+BAD_FIELDS = {
+    "a round before the first": {"round": 0},
+    "a run that is true": {"run": True},
+    "a figure beyond numbers": {"figures": {"x": 1e308}},
+    "requests that are a map": {"requests": {}},
+    "a request of texts": {"requests": [{**GOOD_REQUEST, "itl_ms": "fast"}]},
+    "a request without a count": {"requests": [{"input_tokens": 3, "ttft_ms": 1.0, "itl_ms": 1.0}]},
+    "a request of another field": {"requests": [{**GOOD_REQUEST, "retries": 1}]},
+    "launches of texts": {"launches": {"kernel": "4"}},
+    "a proof that is a number": {"proofs": {"text": 3}},
+    "a proof of 1": {"proofs": {"text": {"ok": 1, "says": ""}}},
+    "a proof without words": {"proofs": {"text": {"ok": True}}},
+    "evidence that is a list": {"evidence": ["sku"]},
+    "a seed that is a text": {"seed": "1"},
+}
+
+
+@pytest.mark.parametrize("fields", BAD_FIELDS.values(), ids=BAD_FIELDS)
+def test_a_field_of_another_form_is_named(tmp_path, fields):
+    assert records.from_json({**GOOD_FIELDS, "requests": [GOOD_REQUEST]}, "here").requests[0].error == ""
+    (name,) = fields
+    with pytest.raises(OverlayError, match="here is no record of a run") as error:
+        records.from_json({**GOOD_FIELDS, **fields}, "here")
+    assert name in error.value.render()
+
+
+def test_a_set_with_a_run_twice_is_refused(tmp_path):
+    file = write(tmp_path, published.swa_records()[0][:2]) / records.RUNS_NAME
+    file.write_text(file.read_text() * 2)
+    for use in (records.read, ResultSet):
+        with pytest.raises(OverlayError, match="holds a run twice"):
+            use(tmp_path)
+
+
+def test_launches_that_are_no_numbers_are_refused(tmp_path):
+    write(tmp_path, published.swa_records()[0][:2])
+    (tmp_path / "launches.json").write_text('{"base": {"32k/1k c1": {"kernel": "4"}}}')
+    with pytest.raises(OverlayError, match="holds no launches"):
+        records.read(tmp_path)
 
 
 @pytest.mark.parametrize(("line", "says"), BAD_LINES.values(), ids=BAD_LINES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,16 @@ from rocm_overlay.textio import write_text_atomically
 
 DEFAULT_QUANTITIES = ("itl_p50_ms", "ttft_p50_ms", "output_tok_s", "acceptance_length")
 # What must be the same in two arms for their difference to be the build's.
-SAME_EVIDENCE = ("sku", "model")
+SAME_EVIDENCE = ("sku", "model", "repeats")
 SHOWN_EVIDENCE = ("image", "image_digest", "sku", "recipe", "recipe_hash", "overlay_hash", "client")
 REPORT_NAME = "compare"
+# Beside the verdict of a point some of whose runs have a false proof.
+UNPROVED = ", not all runs proved"
 
 
 @dataclass(frozen=True)
 class Report:
-    """Two arms compared: ``points`` by quantity, in the order of the records."""
+    """Two arms compared, by quantity in the order of the records; ``unproved`` points have a false proof."""
 
     arms: tuple[str, str]
     comparisons: Mapping[str, Sequence[Comparison]]
@@ -42,6 +44,7 @@ class Report:
     launches: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]]
     evidence: Mapping[str, tuple[str, str]]
     failed: Sequence[str]
+    unproved: Collection[str] = ()
 
 
 def make_report(
@@ -91,6 +94,7 @@ def make_report(
         launches={point: found for point, pair in pairs.items() if (found := _launches(*pair))},
         evidence=evidence,
         failed=_failed_proofs((*first, *second)),
+        unproved={record.point for record in (*first, *second) if _failed_proofs([record])},
     )
 
 
@@ -141,7 +145,8 @@ def _launches(
 
 def _failed_proofs(found: Sequence[Record]) -> list[str]:
     return [
-        f"{record.arm}, {record.point}, round {record.round}, run {record.run}: {name}: {proof['says']}"
+        f"{record.arm}, {record.point}, round {record.round}, run {record.run}: {name}: "
+        + " ".join(proof["says"].split())
         for record in found
         for name, proof in record.proofs.items()
         if proof["ok"] is False
@@ -154,7 +159,9 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def difference_table(found: Sequence[Comparison], arms: tuple[str, str]) -> str:
+def difference_table(
+    found: Sequence[Comparison], arms: tuple[str, str], unproved: Collection[str] = ()
+) -> str:
     """One quantity by round, with means, difference and verdict, a line a point."""
     one = found[0].quantity
     numbers = sorted({round_.number for comparison in found for round_ in comparison.rounds})
@@ -180,7 +187,8 @@ def difference_table(found: Sequence[Comparison], arms: tuple[str, str]) -> str:
         ]
         delta = f"{one.show_difference(comparison.difference)} ({comparison.change:+.2%})"
         means = [one.show(comparison.first), one.show(comparison.second)]
-        rows.append([comparison.point, *cells, *means, delta, str(comparison.verdict)])
+        verdict = f"{comparison.verdict}{UNPROVED if comparison.point in unproved else ''}"
+        rows.append([comparison.point, *cells, *means, delta, verdict])
     return markdown_table(headers, rows)
 
 
@@ -237,7 +245,7 @@ def markdown(report: Report) -> str:
     """The report as Markdown."""
     parts = [f"## {report.arms[0]} against {report.arms[1]}"]
     for found in report.comparisons.values():
-        parts.append(difference_table(found, report.arms))
+        parts.append(difference_table(found, report.arms, report.unproved))
         parts.append("\n".join(["Noise:", *noise_lines(found)]))
     parts += ["### Gains", gain_table(report)]
     ratios = {point: ratio for point, ratio in report.paired.items() if ratio}

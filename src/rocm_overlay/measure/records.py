@@ -10,7 +10,7 @@ Launches, which come from a trace that is taken beside the runs, stand in ``laun
 from __future__ import annotations
 
 import json
-import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -98,13 +98,52 @@ def from_json(value: object, where: str) -> Record:
     if unknown := sorted(set(fields) - set(Record.__dataclass_fields__)):
         raise _bad(where, ", ".join(unknown), f"only {', '.join(Record.__dataclass_fields__)}")
     for name, figure in fields["figures"].items():
-        if isinstance(figure, bool) or not isinstance(figure, int | float) or not math.isfinite(figure):
+        if not _is_number(figure):
             raise _bad(where, f"figures.{name}: {figure!r}", "a finite number")
-    try:
-        requests = tuple(Request(**one) for one in fields.pop("requests", ()))
-    except TypeError as error:
-        raise _bad(where, f"requests: {error}", ", ".join(Request.__dataclass_fields__)) from None
+    for name in ("round", "run"):
+        if fields[name] < 1:
+            raise _bad(where, f"{name}: {fields[name]}", f"{name} from 1")
+    _check_optional(fields, where)
+    requests = tuple(_request(one, where) for one in fields.pop("requests", ()))
     return Record(**fields, requests=requests)
+
+
+OPTIONAL = {"requests": list, "launches": dict, "proofs": dict, "evidence": dict}
+# Far beyond any figure of a run: sums of such numbers are still numbers.
+MOST_FIGURE = 1e15
+
+
+def _is_number(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= MOST_FIGURE
+
+
+def _check_optional(fields: Mapping[str, Any], where: str) -> None:
+    for name, kind in OPTIONAL.items():
+        if not isinstance(fields.get(name, kind()), kind):
+            raise _bad(where, f"{name}: {fields[name]!r:.120}", f"{name}, of type {kind.__name__}")
+    if fields.get("seed") is not None and type(fields["seed"]) is not int:
+        raise _bad(where, f"seed: {fields['seed']!r}", "a whole number, or none")
+    for name, count in fields.get("launches", {}).items():
+        if not _is_number(count):
+            raise _bad(where, f"launches.{name}: {count!r}", "a finite number")
+    for name, proof in fields.get("proofs", {}).items():
+        right = isinstance(proof, dict) and proof.get("ok", 0) in (True, False, None)
+        if not right or type(proof["ok"]) is int or not isinstance(proof.get("says"), str):
+            raise _bad(where, f"proofs.{name}: {proof!r:.120}", "ok: true, false or null, and says: a text")
+
+
+def _request(value: object, where: str) -> Request:
+    kinds = {"input_tokens": int, "output_tokens": int, "error": str}
+    times = ("ttft_ms", "itl_ms")
+    right = isinstance(value, dict) and {*kinds, *times} - {"error"} <= value.keys() <= {*kinds, *times}
+    if isinstance(value, dict) and right:
+        right = all(type(value.get(name, "")) is kind for name, kind in kinds.items())
+        right = right and all(value[name] is None or _is_number(value[name]) for name in times)
+    if not isinstance(value, dict) or not right:
+        raise _bad(
+            where, f"requests: {value!r:.120}", f"{', '.join(Request.__dataclass_fields__)}, as numbers"
+        )
+    return Request(**value)
 
 
 def _bad(where: str, seen: str, wanted: str) -> OverlayError:
@@ -126,6 +165,7 @@ def read(place: Path) -> list[Record]:
     """
     file = runs_file(place)
     found = list(_records(file))
+    _require_once(found, file)
     if not found:
         raise OverlayError(
             f"{file} holds no run", wanted="at least one", fix="finish a run of rocm-overlay bench first"
@@ -140,17 +180,31 @@ def read(place: Path) -> list[Record]:
     return found
 
 
+def _require_once(found: Sequence[Record], file: Path) -> None:
+    twice = [one for one, times in Counter(record.identity for record in found).items() if times > 1]
+    if twice:
+        raise OverlayError(
+            f"{file} holds a run twice",
+            seen=", ".join(map(str, twice[0])),
+            wanted="each arm, point, round and run once",
+            fix="leave one of the lines out",
+        )
+
+
 def _launches(file: Path) -> dict[str, dict[str, dict[str, float]]]:
     if not file.exists():
         return {}
     try:
         found: dict[str, dict[str, dict[str, float]]] = json.loads(read_text(file, str(file)))
+        counts = [count for points in found.values() for own in points.values() for count in own.values()]
+        if not all(map(_is_number, counts)):
+            raise ValueError(f"{next(count for count in counts if not _is_number(count))!r}")
         return {arm: {point: dict(own) for point, own in points.items()} for arm, points in found.items()}
     except (ValueError, AttributeError, TypeError) as error:
         raise OverlayError(
             f"{file} holds no launches",
             seen=error,
-            wanted="a map by arm and point",
+            wanted="numbers by arm, point and kernel",
             fix="take the trace anew",
         ) from None
 
@@ -199,6 +253,7 @@ class ResultSet:
         folder.mkdir(parents=True, exist_ok=True)
         self.torn = set_torn_line_aside(self.file)
         self.records = list(_records(self.file)) if self.file.exists() else []
+        _require_once(self.records, self.file)
 
     def done(self) -> set[tuple[str, str, int, int]]:
         """Identities of the runs that are kept."""

@@ -23,7 +23,7 @@ RULE = (
     "An arm is called faster or slower when every round's difference has the same sign and the mean "
     "difference is larger than the noise: the larger of same-arm spread (max-min of the runs on one server, "
     "over their mean) and half to half (the same, of one arm's rounds). Anything else is within noise. A "
-    "point without a noise figure, or whose arms each stayed on a half of their own, is not judged."
+    "point without a noise figure, or whose arms did not serve on the same halves, is not judged."
 )
 
 
@@ -185,7 +185,7 @@ def _largest(values: Sequence[float | None]) -> float | None:
 def judge(rounds: Sequence[Round], noise: Noise, quantity: Quantity) -> tuple[Verdict, str]:
     """The verdict by ``RULE`` and the reason for it, in a few words."""
     if not swapped(rounds):
-        return Verdict.NOT_JUDGED, "each arm stayed on its own half"
+        return Verdict.NOT_JUDGED, "the arms did not serve on the same halves"
     limit = noise.limit
     if limit is None:
         return Verdict.NOT_JUDGED, "one run an arm says nothing of noise"
@@ -204,7 +204,7 @@ def judge(rounds: Sequence[Round], noise: Noise, quantity: Quantity) -> tuple[Ve
 
 
 def swapped(rounds: Sequence[Round]) -> bool:
-    """Whether no half is one arm's alone; so too where the halves have no names."""
+    """Whether both arms served on the same halves; so too where the halves have no names."""
     first, second = ({one.halves[arm] for one in rounds} for arm in (0, 1))
     return first == second
 
