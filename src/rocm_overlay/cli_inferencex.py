@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from rocm_overlay import inferencex
-from rocm_overlay.errors import EXIT_OK
+from rocm_overlay.errors import EXIT_OK, OverlayError
 from rocm_overlay.project import Project
 from rocm_overlay.recipe import load
 
@@ -22,11 +22,22 @@ def run(arguments: argparse.Namespace) -> int:
     own = inferencex.lane([load(folder, name) for name in arguments.recipes])
     print(inferencex.POLICY, file=sys.stderr)
     if arguments.form == "script":
-        print(inferencex.script(own), end="")
+        text = inferencex.script(own)
+        problems = inferencex.script_problems(text)
     elif arguments.form == "srt-slurm":
-        print(inferencex.dump(inferencex.fragment(own)), end="")
+        fragment = inferencex.fragment(own)
+        text, problems = inferencex.dump(fragment), inferencex.fragment_problems(fragment)
     else:
-        print(inferencex.dump(inferencex.entry(own, arguments.image, arguments.framework)), end="")
+        entry = inferencex.entry(own, arguments.image, arguments.framework)
+        text, problems = inferencex.dump(entry), inferencex.entry_problems(entry)
+    if problems:
+        raise OverlayError(
+            f"the {arguments.form} would break InferenceX's contract",
+            seen="; ".join(problems),
+            wanted="docs/inferencex.md",
+            fix="correct the options and recipes that it is made of",
+        )
+    print(text, end="")
     return EXIT_OK
 
 

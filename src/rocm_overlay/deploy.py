@@ -24,6 +24,7 @@ from rocm_overlay import container
 from rocm_overlay.dashboard import dashboard_text
 from rocm_overlay.errors import EXIT_FAILED_CHECK, EXIT_OK, OverlayError
 from rocm_overlay.measure import options
+from rocm_overlay.measure.server import check_url
 from rocm_overlay.project import Project
 from rocm_overlay.recipe import Recipe, load
 from rocm_overlay.textio import write_text_atomically
@@ -39,6 +40,8 @@ NAME = "vllm-openai-rocm"
 START_S, PROBE_S, GRACE_S, DRAIN_S = 3600, 10, 120, 20
 COUNTERS = "/run/vllm-metrics"
 MARKER = "/tmp/vllm-openai-rocm-warm"
+# A container that is started again keeps its /tmp, but no tmpfs: its new server has to be warmed up anew.
+NODE_MARKER_FOLDER = "/run/vllm-ready"
 ROUTER_DOCKERFILE = f"""\
 # SPDX-License-Identifier: Apache-2.0
 # The router's image: vLLM's own package, nothing of ours. Name the base by digest where it is deployed.
@@ -50,9 +53,9 @@ ENTRYPOINT ["vllm-router"]
 """
 
 
-def ready_words(port: int) -> list[str]:
+def ready_words(port: int, marker: str = MARKER) -> list[str]:
     """The probe that a replica is ready."""
-    return ["rocm-overlay", "ready", "--url", f"http://127.0.0.1:{port}", "--marker", MARKER]
+    return ["rocm-overlay", "ready", "--url", f"http://127.0.0.1:{port}", "--marker", marker]
 
 
 def compose(recipe: Recipe, image: str, node_gpus: int = GPUS_A_NODE) -> dict[str, Any]:
@@ -79,9 +82,9 @@ def compose(recipe: Recipe, image: str, node_gpus: int = GPUS_A_NODE) -> dict[st
         cards = ",".join(str(card) for card in range(first, first + recipe.gpus))
         own["environment"] = [*own["environment"], f"HIP_VISIBLE_DEVICES={cards}"]
         own["environment"] += [f"PROMETHEUS_MULTIPROC_DIR={COUNTERS}"]
-        own["tmpfs"] = [COUNTERS]
+        own["tmpfs"] = [COUNTERS, NODE_MARKER_FOLDER]
         own["healthcheck"] = {
-            "test": ["CMD", *ready_words(port)],
+            "test": ["CMD", *ready_words(port, f"{NODE_MARKER_FOLDER}/warm")],
             "interval": f"{PROBE_S}s",
             "timeout": "120s",
             "retries": 3,
@@ -340,6 +343,7 @@ def is_ready(url: str, marker: Path, timeout_s: float = 100.0) -> str:
 
 def run_ready(arguments: argparse.Namespace) -> int:
     """The probe."""
+    check_url(arguments.url, "--url")
     reason = is_ready(arguments.url.rstrip("/"), arguments.marker)
     if reason:
         print(f"not ready: {reason}", file=sys.stderr)
@@ -367,7 +371,7 @@ def register(subparsers: Any) -> None:
         "deploy", help="replicas behind vLLM's router: compose and Kubernetes files"
     )
     parser.add_argument("recipe")
-    parser.add_argument("--image", help="default: the name that make image gives it")
+    parser.add_argument("--image", type=options.image, help="default: the name that make image gives it")
     parser.add_argument(
         "--node-gpus", type=options.count, default=GPUS_A_NODE, help="of the compose file's node"
     )

@@ -90,6 +90,9 @@ def test_a_node_is_filled_with_replicas_of_disjoint_cards(rendered):
     for index, own in enumerate(servers.values()):
         assert own["command"][-1] == str(8000 + index) and "ports" not in own
         assert own["healthcheck"]["test"][:3] == ["CMD", "rocm-overlay", "ready"]
+        # Gone when the container is started again, as the server that was warmed up is.
+        marker = own["healthcheck"]["test"][own["healthcheck"]["test"].index("--marker") + 1]
+        assert marker.rpartition("/")[0] in own["tmpfs"]
 
 
 def test_files_that_others_name_are_there(rendered):
@@ -152,6 +155,26 @@ def test_a_server_that_answers_nothing_is_not_ready(tmp_path):
         with ScriptedServer(script) as server:
             assert main(["ready", "--url", server.url, "--marker", str(tmp_path / "warm")]) == 1
     assert not (tmp_path / "warm").exists()
+
+
+def test_an_address_that_is_none_is_no_replica_that_is_not_ready(tmp_path, capsys):
+    assert main(["ready", "--url", "localhost:8000", "--marker", str(tmp_path / "warm")]) == 2
+    assert "--url is no address of a server" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "image", ["BAD IMAGE", "", "name:", "Name:1", "name@sha256:12", "name:1 --privileged", "a:b:c"]
+)
+def test_what_is_no_image_is_refused(tmp_path, capsys, image):
+    with pytest.raises(SystemExit):
+        main(["deploy", "mi355x-tp2", "--out", str(tmp_path / "out"), "--image", image])
+    assert "is no image" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("image", ["name", "name:0.1.0", "h.example:5000/a/b-c:1", f"a/b@sha256:{'0' * 64}"])
+def test_images_as_engines_take_them_are_taken(tmp_path, image):
+    assert main(["deploy", "mi355x-tp2", "--out", str(tmp_path), "--image", image]) == 0
+    assert image in (tmp_path / "kubernetes" / "server.yaml").read_text()
 
 
 @pytest.mark.parametrize("option", ["--replicas", "--node-gpus"])

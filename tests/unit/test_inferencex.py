@@ -235,3 +235,19 @@ def test_the_verb_prints_each_form_and_the_policy(capsys):
         printed = capsys.readouterr()
         assert yaml.safe_load(printed.out) and "as shipped" in printed.err
     assert lane().name == "dsv41flash_fp4_mi355x_vllm_mtp"
+
+
+@pytest.mark.parametrize(
+    ("form", "words", "check", "says"),
+    [
+        ("entry", ["--image", "no tag"], None, "image no tag is no repository:tag"),
+        ("script", [], "script", "set -u is not allowed there"),
+        ("srt-slurm", [], "fragment", "several variants match"),
+    ],
+)
+def test_what_would_break_the_contract_is_not_printed(monkeypatch, capsys, form, words, check, says):
+    if check:
+        monkeypatch.setattr(inferencex, f"{check}_problems", lambda value: [says])
+    assert main(["inferencex", *LANES["mi355x"], "--as", form, *words]) == 2
+    printed = capsys.readouterr()
+    assert says in printed.err and not printed.out

@@ -10,6 +10,10 @@ import shlex
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 NAME_WANTED = "letters, digits and _ . + -, with none of . + - first"
+# [HOST[:PORT]/]PATH[:TAG][@sha256:DIGEST], as container engines take it.
+IMAGE = re.compile(
+    r"(?:[A-Za-z0-9.-]+(?::\d+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*(?::[A-Za-z0-9_][\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
 # The longest time that may be asked for: a week.
 MOST_SECONDS = 7 * 24 * 3600.0
 
@@ -62,6 +66,15 @@ def name(word: str) -> str:
     """The name of an arm or a half: a part of files' names, and of SET:ARM."""
     if not NAME.fullmatch(word):
         raise argparse.ArgumentTypeError(f"{word!r} is not {NAME_WANTED}")
+    return word
+
+
+def image(word: str) -> str:
+    """A container image's reference."""
+    if not IMAGE.fullmatch(word):
+        raise argparse.ArgumentTypeError(
+            f"{word!r} is no image, as REPOSITORY:TAG or REPOSITORY@sha256:DIGEST"
+        )
     return word
 
 
