@@ -31,7 +31,8 @@ class Script:
         accepted: drafts that a verification accepts.
         drop_every: each such completion is cut off without an answer; 0 for none.
         die_after: completions before the process ends; 0 for never.
-        metrics: ``good``, ``malformed``, ``foreign``, ``missing``, ``slow`` or ``without counters``.
+        metrics: ``good``, ``malformed``, ``foreign``, ``missing``, ``slow``, ``without counters``, or a page
+            with one counter that is ``not a number``, ``without end``, ``below zero`` or of ``no position``.
         kernel_share: of the decode steps, those on our kernels.
         text: of each token.
         slow_s: before each answer's first token.
@@ -209,6 +210,10 @@ class Handler(BaseHTTPRequestHandler):
         pages = {
             "malformed": 'vllm:spec_decode_num_drafts_total{engine="0" 12 and more\n',
             "foreign": "other_total 3\n",
+            "not a number": "vllm:spec_decode_num_drafts_total NaN\n",
+            "without end": "vllm:generation_tokens_total +Inf\n",
+            "below zero": "vllm:prefix_cache_queries_total -1\n",
+            "no position": 'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="x"} 1\n',
         }
         page = pages.get(kind) or generate_latest(self.server.registry).decode()
         self._send(page, 404 if kind == "missing" else 200)

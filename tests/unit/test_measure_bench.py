@@ -151,6 +151,9 @@ FAULTY = {
     "malformed metrics": (Script(metrics="malformed"), "metrics", "is no Prometheus page"),
     "metrics of another server": (Script(metrics="foreign"), "metrics", "holds none of vLLM's metrics"),
     "no metrics": (Script(metrics="missing"), "metrics", "HTTP 404"),
+} | {
+    f"a counter {kind}": (Script(metrics=kind), "metrics", "holds a counter that is none")
+    for kind in ("not a number", "without end", "below zero", "no position")
 }
 
 
@@ -459,7 +462,15 @@ def test_a_range_of_prefix_hits_that_nothing_can_be_in_is_refused(tmp_path, caps
     assert "prefix_hit_rate is not as a profile has it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1e9])
+@pytest.mark.parametrize("key", ["rounds", "runs", "concurrency", "seed"])
+def test_true_is_no_number_of_a_profile(tmp_path, capsys, key):
+    point = {"input_tokens": 8, "output_tokens": 4, "concurrency": 1, "prompts": 9, "seed": 1}
+    changes = {"points": [point | {key: True}]} if key in point else {key: True}
+    assert bench(tmp_path, "--url", "http://127.0.0.1:9", profile=profiles(tmp_path, **changes)) == 2
+    assert f"{key} is not as a profile has it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1e9, True])
 def test_a_limit_that_no_run_can_keep_is_refused(tmp_path, capsys, limit):
     file = profiles(tmp_path, run_timeout_s=limit)
     assert bench(tmp_path, "--url", "http://127.0.0.1:9", profile=file) == 2

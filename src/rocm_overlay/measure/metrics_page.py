@@ -6,6 +6,7 @@ Engines and API servers each have series of their own, so that a counter is the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -27,6 +28,17 @@ TARGET_ROLE = "target"
 Series = tuple[str, tuple[tuple[str, str], ...]]
 
 
+def _wrong_counter(samples: Mapping[Series, float]) -> str:
+    """The first of vLLM's counters that nothing can be computed of; empty where there is none."""
+    for (name, pairs), value in samples.items():
+        if not name.startswith(PREFIX) or not name.endswith("_total"):
+            continue
+        position = dict(pairs).get("position", "0")
+        if not 0 <= value < math.inf or not (position.isascii() and position.isdecimal()):
+            return f"{name}{dict(pairs)} {value}"
+    return ""
+
+
 @dataclass(frozen=True)
 class Page:
     """Every sample of a page, by name and labels."""
@@ -38,7 +50,8 @@ class Page:
         """A page from its text; ``url`` names it in errors.
 
         Raises:
-            OverlayError: text that is no Prometheus page, or one without any of vLLM's metrics.
+            OverlayError: text that is no Prometheus page, one without any of vLLM's metrics, or one with a
+                counter that is no number from zero.
         """
         from prometheus_client.parser import text_string_to_metric_families
 
@@ -55,6 +68,13 @@ class Page:
                 wanted="the text format of vLLM's /metrics",
                 fix="check what answers at this address",
             ) from None
+        if wrong := _wrong_counter(samples):
+            raise OverlayError(
+                f"{url} holds a counter that is none",
+                seen=wrong,
+                wanted="numbers from zero, and positions that are whole numbers",
+                fix="check what answers at this address",
+            )
         if not any(name.startswith(PREFIX) for name, _ in samples):
             raise OverlayError(
                 f"{url} holds none of vLLM's metrics",

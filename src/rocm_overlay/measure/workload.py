@@ -97,7 +97,9 @@ def load_profile(name: str, file: Path | None = None) -> Profile:
         )
     fields = document[name]
     for key, kind in FIELDS.items():
-        if not isinstance(fields, dict) or not isinstance(fields.get(key), kind):
+        own = fields.get(key) if isinstance(fields, dict) else None
+        # YAML's true is an int of Python's.
+        if not isinstance(own, kind) or isinstance(own, bool):
             raise _bad(where, name, key, fields.get(key) if isinstance(fields, dict) else fields)
     if unknown := sorted(set(fields) - set(FIELDS)):
         raise _bad(where, name, unknown[0], "a field that profiles do not have")
@@ -149,7 +151,7 @@ def _point(where: str, profile: str, value: object, place: object) -> Point:
     if not isinstance(value, dict) or sorted(value) != sorted(POINT_FIELDS):
         raise _bad(where, profile, f"points.{place}", value, f"a map of {', '.join(POINT_FIELDS)}")
     for key in POINT_FIELDS:
-        if not isinstance(value[key], int) or value[key] < (0 if key == "seed" else 1):
+        if type(value[key]) is not int or value[key] < (0 if key == "seed" else 1):
             raise _bad(where, profile, f"points.{place}.{key}", value[key], "a whole number above zero")
     name = f"{short(value['input_tokens'])}/{short(value['output_tokens'])} c{value['concurrency']}"
     return Point(name, **value)
