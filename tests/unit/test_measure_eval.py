@@ -47,6 +47,15 @@ def test_no_published_difference_is_called_one(mean, error, called):
     assert accuracy.call_difference(2 * error, error) is Call.HIGHER
 
 
+def test_a_difference_is_called_above_1_96_standard_errors_to_both_sides():
+    called = {size: accuracy.call_difference(size * 0.01, 0.01) for size in (-1.97, -1.95, 0.0, 1.95, 1.97)}
+    assert list(called.values()) == [Call.LOWER, Call.INSIDE, Call.INSIDE, Call.INSIDE, Call.HIGHER]
+    assert (
+        accuracy.call_difference(1.0, 0.0) is Call.HIGHER
+        and accuracy.call_difference(0.0, 0.0) is Call.INSIDE
+    )
+
+
 def test_a_difference_is_taken_question_by_question():
     first = answers("a", [1, 1, 0, 0] * 50)
     second = answers("b", [0, 1, 0, 1] + [1, 1, 0, 0] * 48 + [0, 1, 0, 0])
