@@ -10,7 +10,7 @@ import pytest
 
 from rocm_overlay.cli import main
 from rocm_overlay.errors import OverlayError
-from rocm_overlay.measure import accuracy, lm_eval, tasks
+from rocm_overlay.measure import accuracy, evaluate, lm_eval, tasks
 from rocm_overlay.measure.accuracy import Answer, Call
 from rocm_overlay.measure.arms import eval_arms
 from rocm_overlay.measure.tasks import Question
@@ -161,6 +161,23 @@ def test_a_needle_that_is_not_found_or_of_another_length_fails_the_gate(tmp_path
         assert gate(server, tmp_path, "--task", "needles") == 1
     out = capsys.readouterr().out
     assert "ok: needle-256" in out and "FAULT: needle-512: 0 of 4 found" in out
+
+
+def test_one_needle_that_is_not_found_fails_the_gate(tmp_path, capsys):
+    late = tasks.needle(1.0, 256, 0.85, seed=256 + 850).answer
+    with ScriptedServer(Script(answers=solver(lambda prompt: late in prompt))) as server:
+        assert gate(server, tmp_path, "--task", "needles") == 1
+    out = capsys.readouterr().out
+    assert "FAULT: needle-256: 3 of 4 found" in out and "ok: needle-512" in out
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.25])
+def test_a_prompt_that_is_longer_or_shorter_than_meant_fails_the_gate(tmp_path, capsys, monkeypatch, factor):
+    """As with a tokenizer that cuts the notes otherwise than the sample that they are made by."""
+    monkeypatch.setattr(evaluate.Asker, "count_tokens", lambda self, text: round(factor * len(text.split())))
+    with ScriptedServer(Script(answers=solver())) as server:
+        assert gate(server, tmp_path, "--task", "needles") == 1
+    assert "FAULT: needle-256: 4 of 4 found; prompts of [" in capsys.readouterr().out
 
 
 def test_acceptance_is_held_to_a_stored_range(tmp_path, capsys):

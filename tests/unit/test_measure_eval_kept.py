@@ -142,6 +142,10 @@ def test_no_range_is_stored_of_a_resumed_pass(server, tmp_path, capsys):
     assert gate(server, tmp_path / "set", "--task", "two-pass", "--limit", "2") == 0
     assert gate(server, tmp_path / "set", "--task", "two-pass", "--store-acceptance", str(file)) == 0
     assert "unknown: acceptance: resumed" in capsys.readouterr().out and not file.exists()
+    # Nor is it judged, though this range would refuse any.
+    file.write_text('{"positions": [[0, 0], [0, 0], [0, 0], [0, 0], [0, 0]]}')
+    assert gate(server, tmp_path / "set", "--task", "two-pass", "--acceptance", str(file)) == 0
+    assert "unknown: acceptance: resumed" in capsys.readouterr().out
 
 
 GOOD = '{"arm": "a", "task": "t", "question": "0", "sample": 1, "score": 1}\n'
