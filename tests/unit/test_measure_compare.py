@@ -344,6 +344,18 @@ def test_runs_that_did_not_prove_themselves_are_named():
     assert first.endswith("| faster, not all runs proved |") and "proved" not in second
 
 
+def test_what_only_one_arm_ran_is_named():
+    base, ours = published.swa_records()
+    whole = compare.make_report(base, ours, [ITL])
+    assert not whole.left_out and "Not in both arms" not in compare.markdown(whole)
+    only = [record for record in ours if record.point == "32k/1k c1"][:-1]
+    text = compare.markdown(compare.make_report(base, only, [ITL]))
+    missing = published.swa_records()[1][[r.point for r in ours].index("32k/1k c1") + len(only)]
+    assert "**Not in both arms:**" in text and "- 32k/1k c2: only base ran it" in text
+    assert f"- 32k/1k c1: round {missing.round}, run {missing.run}: only base has it" in text
+    assert "only PR" not in text
+
+
 BAD_LINES = {
     "no JSON": ("{", "line 2 is no JSON"),
     "a list": ("[]", "no record"),

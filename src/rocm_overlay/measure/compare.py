@@ -36,7 +36,12 @@ UNPROVED = ", not all runs proved"
 
 @dataclass(frozen=True)
 class Report:
-    """Two arms compared, by quantity in the order of the records; ``unproved`` points have a false proof."""
+    """Two arms compared, by quantity in the order of the records.
+
+    Attributes:
+        unproved: the points that have a false proof.
+        left_out: a line for each run that has no counterpart in the other arm.
+    """
 
     arms: tuple[str, str]
     comparisons: Mapping[str, Sequence[Comparison]]
@@ -45,6 +50,7 @@ class Report:
     evidence: Mapping[str, tuple[str, str]]
     failed: Sequence[str]
     unproved: Collection[str] = ()
+    left_out: Sequence[str] = ()
 
 
 def make_report(
@@ -94,6 +100,7 @@ def make_report(
         launches={point: found for point, pair in pairs.items() if (found := _launches(*pair))},
         evidence=evidence,
         failed=_failed_proofs((*first, *second)),
+        left_out=_left_out(arms, sides),
         unproved={record.point for record in (*first, *second) if _failed_proofs([record])},
     )
 
@@ -114,6 +121,19 @@ def _by_point(side: Sequence[Record]) -> dict[str, list[Record]]:
     found: dict[str, list[Record]] = {}
     for record in side:
         found.setdefault(record.point, []).append(record)
+    return found
+
+
+def _left_out(arms: Sequence[str], sides: Sequence[Mapping[str, Sequence[Record]]]) -> list[str]:
+    found = []
+    for arm, (own, other) in zip(arms, (sides, sides[::-1]), strict=True):
+        for point, kept in own.items():
+            if point not in other:
+                found.append(f"{point}: only {arm} ran it")
+                continue
+            theirs = {(record.round, record.run) for record in other[point]}
+            alone = sorted({(record.round, record.run) for record in kept} - theirs)
+            found += [f"{point}: round {number}, run {run}: only {arm} has it" for number, run in alone]
     return found
 
 
@@ -264,6 +284,8 @@ def markdown(report: Report) -> str:
         parts.append(
             "\n".join(["**Runs that did not prove themselves:**", *(f"- {f}" for f in report.failed)])
         )
+    if report.left_out:
+        parts.append("\n".join(["**Not in both arms:**", *(f"- {line}" for line in report.left_out)]))
     if report.evidence:
         rows = [[name, *values] for name, values in report.evidence.items()]
         parts += ["### Evidence", markdown_table(["", *report.arms], rows)]
