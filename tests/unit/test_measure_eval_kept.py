@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an evaluation keeps is what was asked: other questions are not taken for it, and no end loses any."""
 
+import http.server
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -177,3 +179,73 @@ def test_lm_eval_is_not_run_again_for_what_is_kept(server, tmp_path, monkeypatch
     assert gate(server, tmp_path / "set", "--task", "gsm8k", "--limit", "2") == 0
     assert gate(server, tmp_path / "set", "--task", "gsm8k", "--limit", "3") == 2
     assert "lm-eval did not finish gsm8k" in capsys.readouterr().err
+
+
+class Odd(http.server.BaseHTTPRequestHandler):
+    """Answers completions with what its server's ``body`` is, or sends them on where that is an address."""
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, status, body, **headers):
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.answer(200, b"vllm:prefix_cache_queries_total 1\n" if self.path == "/metrics" else b"")
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body = self.server.body
+        if body.startswith("/"):
+            self.answer(302, b"", Location=body)
+        else:
+            self.answer(200, body.encode())
+
+
+ODD = {
+    "sent on": ("/health", "a redirect to http"),
+    "a page": ("<html>not found", "seen:   <html>not found"),
+    "no text": ('{"choices": [{"text": null}]}', "wanted: a completion with a text"),
+    "a count of letters": (
+        '{"choices": [{"text": "a"}], "usage": {"prompt_tokens": "x"}}',
+        "wanted: a completion",
+    ),
+    "no map": ("[1]", "wanted: a completion"),
+}
+
+
+@pytest.mark.parametrize(("body", "says"), ODD.values(), ids=ODD)
+def test_an_answer_that_is_no_completion_is_shown(tmp_path, capsys, body, says):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd) as running:
+        running.body = body
+        threading.Thread(target=running.serve_forever, args=(0.02,), daemon=True).start()
+        words = ["--url", f"http://127.0.0.1:{running.server_port}", "--out", str(tmp_path), "--limit", "2"]
+        assert main(["eval", "mi355x-tp4", "--task", "two-pass", *words]) == 2
+        running.shutdown()
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "answers.jsonl").exists()
+
+
+def test_a_full_disk_loses_what_it_has_no_room_for_and_nothing_else(tmp_path):
+    """A limit on this process's files stands for the disk's end: a part of the second line would fit."""
+    file = tmp_path / "answers.jsonl"
+    code = """
+import resource, signal, sys
+from pathlib import Path
+from rocm_overlay.errors import OverlayError
+from rocm_overlay.measure.lines import append_line
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (15, 15))
+append_line(Path(sys.argv[1]), "0123456789")
+try:
+    append_line(Path(sys.argv[1]), "0123456789")
+except OverlayError as error:
+    print(error.render())
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(file)], cwd=ROOT, capture_output=True, text=True)
+    assert f"{file} cannot be written" in done.stdout and "make room" in done.stdout, done.stderr
+    assert file.read_bytes() == b"0123456789\n"

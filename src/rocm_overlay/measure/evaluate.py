@@ -63,10 +63,12 @@ class Asker:
         }
         answer = self._post("/v1/completions", body)
         try:
-            text = answer["choices"][0]["text"]
-            return str(text), int((answer.get("usage") or {}).get("prompt_tokens") or 0)
+            text, tokens = answer["choices"][0]["text"], (answer.get("usage") or {}).get("prompt_tokens") or 0
         except (KeyError, IndexError, TypeError, AttributeError):
-            raise self._failed("/v1/completions", str(answer)[:120], "a completion") from None
+            text, tokens = None, 0
+        if not isinstance(text, str) or type(tokens) is not int:
+            raise self._failed("/v1/completions", str(answer)[:120], "a completion with a text and a count")
+        return text, tokens
 
     def count_tokens(self, text: str) -> int:
         """The tokens of a text by the server's tokenizer.
@@ -75,7 +77,7 @@ class Asker:
             OverlayError: as ``ask``.
         """
         answer = self._post("/tokenize", {"model": self.model, "prompt": text})
-        if not isinstance(answer, dict) or not isinstance(answer.get("count"), int) or answer["count"] < 1:
+        if not isinstance(answer, dict) or type(answer.get("count")) is not int or answer["count"] < 1:
             raise self._failed("/tokenize", str(answer)[:120], "a count above zero")
         return int(answer["count"])
 
@@ -85,12 +87,19 @@ class Asker:
         )
         try:
             with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
-                return json.loads(answer.read())
+                place, content = answer.geturl(), answer.read()
         except urllib.error.HTTPError as error:
             seen = f"HTTP {error.code}: {error.read()[:200].decode(errors='replace')}"
             raise self._failed(path, seen, "HTTP 200") from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise self._failed(path, f"{type(error).__name__}: {error}", "an answer") from None
+        # A request that is sent on elsewhere loses its body there.
+        if place != self.server.url + path:
+            raise self._failed(path, f"a redirect to {place}", "an answer at this address")
+        try:
+            return json.loads(content)
+        except ValueError:
+            raise self._failed(path, content[:120].decode(errors="replace"), "JSON") from None
 
     def _failed(self, path: str, seen: str, wanted: str) -> OverlayError:
         return OverlayError(

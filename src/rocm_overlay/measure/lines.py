@@ -7,6 +7,7 @@ writing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -38,11 +39,26 @@ def read_lines(file: Path) -> Iterator[tuple[str, object]]:
 
 
 def append_line(file: Path, line: str) -> None:
-    """Add a line, on disk when this returns."""
-    with file.open("a", encoding="utf-8") as output:
-        output.write(line + "\n")
-        output.flush()
-        os.fsync(output.fileno())
+    """Add a line, on disk when this returns.
+
+    Raises:
+        OverlayError: it cannot be written, as on a full disk; the file then ends where it did before.
+    """
+    size = file.stat().st_size if file.exists() else 0
+    try:
+        with file.open("ab") as output:
+            output.write(line.encode() + b"\n")
+            output.flush()
+            os.fsync(output.fileno())
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.truncate(file, size)
+        raise OverlayError(
+            f"{file} cannot be written",
+            seen=error.strerror or error,
+            wanted="room for another line",
+            fix="make room on its disk, or correct its permissions",
+        ) from None
 
 
 def set_torn_line_aside(file: Path) -> str:
