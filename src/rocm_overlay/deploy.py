@@ -259,8 +259,11 @@ def router_deployment() -> dict[str, Any]:
         "args": [
             *("--host", "0.0.0.0", "--port", str(ROUTER_PORT), "--policy", POLICY),
             *("--prometheus-host", "0.0.0.0", "--prometheus-port", str(ROUTER_METRICS_PORT)),
-            *("--service-discovery", "--service-discovery-port", str(FIRST_PORT), "--selector", *selector),
+            *("--service-discovery", "--service-discovery-port", str(FIRST_PORT)),
+            # Without it the router lists every namespace's pods, which its Role does not let it.
+            *("--service-discovery-namespace", "$(NAMESPACE)", "--selector", *selector),
         ],
+        "env": [{"name": "NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}],
         "ports": [
             {"name": "http", "containerPort": ROUTER_PORT},
             {"name": "metrics", "containerPort": ROUTER_METRICS_PORT},

@@ -65,6 +65,12 @@ def test_the_router_finds_exactly_the_servers_pods(rendered):
     labels = objects["kubernetes/server.yaml"]["spec"]["template"]["metadata"]["labels"]
     assert selector == labels != objects["kubernetes/router.yaml"]["spec"]["template"]["metadata"]["labels"]
     assert words[words.index("--policy") + 1] == "cache_aware"
+    # Its Role is of its own namespace: no other one's pods may be listed.
+    assert objects["kubernetes/router-role.yaml"]["kind"] == "Role"
+    assert words[words.index("--service-discovery-namespace") + 1] == "$(NAMESPACE)"
+    (variable,) = router["env"]
+    assert variable["name"] == "NAMESPACE"
+    assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
     assert (
         objects["kubernetes/router-service.yaml"]["spec"]["selector"]["app.kubernetes.io/component"]
         == "router"
