@@ -247,5 +247,5 @@ except OverlayError as error:
     print(error.render())
 """
     done = subprocess.run([sys.executable, "-c", code, str(file)], cwd=ROOT, capture_output=True, text=True)
-    assert f"{file} cannot be written" in done.stdout and "make room" in done.stdout, done.stderr
+    assert f"{file} cannot be written" in done.stdout and "free space" in done.stdout, done.stderr
     assert file.read_bytes() == b"0123456789\n"

@@ -57,7 +57,7 @@ def append_line(file: Path, line: str) -> None:
             f"{file} cannot be written",
             seen=error.strerror or error,
             wanted="room for another line",
-            fix="make room on its disk, or correct its permissions",
+            fix="free space on its disk, or correct its permissions",
         ) from None
 
 
