@@ -22,7 +22,7 @@ def test_fault_is_noticed(mutation: Mutation) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.name)
 def test_the_kernels_as_they_are_pass(check: Check) -> None:
-    check.run(None, None)
+    check.run(check.shape, None, None)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)

@@ -103,18 +103,32 @@ def test_mx_rows() -> None:
     assert torch.equal(got.values, want.double())
 
 
-def test_records_survive_their_reading() -> None:
+# log2(1e-4 / 448) is -22.09.
+@pytest.mark.parametrize("fp8, floor", [(att.OCP, -22), (att.FNUZ, -21)], ids=["OCP", "FNUZ"])
+def test_records_survive_their_reading(fp8: Any, floor: int) -> None:
     keys = random(7, g.HEAD_DIM).bfloat16().double()
     keys[0, : g.POSITION_FREE] = 0
-    records = att.Records.of(keys)
+    records = att.Records.of(keys, fp8)
     assert records.data.shape == (7, g.RECORD_DATA) and records.codes.shape == (7, g.RECORD_CODES)
     assert not records.codes[:, -1].any()
-    # log2(1e-4 / 448) is -22.09.
-    assert records.codes[0, :-1].tolist() == [127 - 22] * (g.RECORD_CODES - 1)
+    assert records.codes[0, :-1].tolist() == [127 + floor] * (g.RECORD_CODES - 1)
     assert torch.equal(records.values[:, g.POSITION_FREE :], keys[:, g.POSITION_FREE :])
     assert Error.of(records.values, keys).relative < 2.0**-4
     # What a record holds is a record of itself.
-    assert torch.equal(att.Records.of(records.values).values, records.values)
+    assert torch.equal(att.Records.of(records.values, fp8).values, records.values)
+
+
+def test_fnuz_records_have_the_bytes_of_ocp_ones() -> None:
+    """But for -0, which FNUZ has not, and with codes one higher: the same values."""
+    keys = random(7, g.HEAD_DIM).bfloat16().double()
+    keys[:, ::5] *= 2.0**-10
+    keys[1, 0] = -0.0
+    ocp, fnuz = (att.Records.of(keys, fp8) for fp8 in (att.OCP, att.FNUZ))
+    data = ocp.data.clone()
+    data[:, : g.POSITION_FREE][data[:, : g.POSITION_FREE] == 0x80] = 0
+    assert torch.equal(fnuz.data, data) and not torch.equal(ocp.data, data)
+    assert torch.equal(fnuz.codes[:, :-1], ocp.codes[:, :-1] + 1) and not fnuz.codes[:, -1].any()
+    assert torch.equal(fnuz.values, ocp.values)
 
 
 def test_attention_is_softmax_with_one_more_key_of_value_zero() -> None:

@@ -15,12 +15,11 @@ from mono.sources import OVERLAY, Edit, assembly_of, mutated
 
 full = pytest.mark.full
 TARGET = {"experts": 384, "picks": 6}
-# Stores of two words past the L2. Front: the words of the seam's sums, of collapsed and of published rows,
-# and those rows. Back: an FFN launch's, and rows and words of the heads and of wo_a.
-FRONT_STORES, MORE_THAN_FFN = 4, 4
-# Invalidations before published bytes are read. Front: collapsed rows, the query rank, the key. Back: an FFN
-# launch's, the heads, wo_a's outputs.
-FRONT_READS, MORE_READS = 3, 2
+# Of the back, beside those of an FFN launch. Stores of two words past the L2: rows and words of the heads and
+# of wo_a. Invalidations before published bytes are read: the heads, wo_a's outputs.
+MORE_STORES, MORE_READS = 4, 2
+# Words of the back's all-reduces to every rank.
+REDUCES = 2
 BUILDS = [(1, 2), *(pytest.param(rows, 4, marks=full) for rows in (6, 17, 48))]
 
 
@@ -29,30 +28,15 @@ def text_of(kind: str, rows: int, tp: int, overlay: Path = OVERLAY) -> str:
     return assembly_of(kind, overlay=overlay, **sizes).read_text()
 
 
-def stores(text: str, bits: str) -> int:
-    return scopes.accesses(text)["store", "dwordx2", bits]
-
-
-def invalidations(text: str) -> int:
-    return len(re.findall(r"^\s+buffer_inv sc1$", text, re.MULTILINE))
-
-
 def faults(rows: int, tp: int, front: str, back: str) -> list[str]:
     """What is wrong with the two launches' stores and invalidations, in words."""
-    ffn, out = text_of("ffn", rows, tp), []
-    for name, text, device, reads in (
-        ("front", front, FRONT_STORES, FRONT_READS),
-        ("back", back, stores(ffn, "sc1") + MORE_THAN_FFN, invalidations(ffn) + MORE_READS),
-    ):
-        if (here := invalidations(text)) != reads:
-            out.append(f"{name}: {here} invalidations, wanted {reads}")
-        waits = len(re.findall(r"^\s+s_sleep\b", text, re.MULTILINE))
-        # A failed wait's record, and the all-reduces' words, to every rank.
-        system = tp * (waits + (2 if name == "back" else 0))
-        for bits, wanted in (("sc1", device), (scopes.SYSTEM, system)):
-            if (here := stores(text, bits)) != wanted:
-                out.append(f"{name}: {here} stores of two words have {bits}, wanted {wanted}")
-    return out
+    ffn = text_of("ffn", rows, tp)
+    device, reads = scopes.stores(ffn, "sc1") + MORE_STORES, scopes.invalidations(ffn) + MORE_READS
+    found = {
+        "front": scopes.front_faults(front, tp),
+        "back": scopes.layer_faults(back, tp, (device,), reads, REDUCES),
+    }
+    return [f"{name}: {fault}" for name, faults in found.items() for fault in faults]
 
 
 @pytest.mark.parametrize("rows, tp", BUILDS)

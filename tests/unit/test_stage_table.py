@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -15,6 +15,9 @@ from tests.unit.test_specialized_decode_tree import TREE  # noqa: F401
 
 from vllm.models.deepseek_v41.amd.mono import regions  # isort: skip
 from vllm.models.deepseek_v41.amd.mono.geometry import (  # isort: skip
+    HIDDEN,
+    K_STEP,
+    QUERY_RANK,
     WORKGROUPS,
     BackGeometry,
     FfnGeometry,
@@ -120,13 +123,50 @@ def test_what_is_in_lds_at_once_is_disjoint(sizes: tuple[int, ...], num_bytes: i
         assert not [pair for pair in pairwise(names) if layout.overlap(*pair)]
 
 
+# Of the front: one after the other, and always.
+FRONT_TURNS = (("activations", "codes"), ("partial",), ("query_operands", "query_codes"))
+FRONT_ALWAYS = ("norm", "streams", "mix_weights", "squares", "mixes", "query_norm", "query_squares")
+
+
+@given(sizes=geometries, num_bytes=some.sampled_from((64 * 1024, 160 * 1024)))
+def test_what_the_front_has_in_lds_at_once_is_disjoint(sizes: tuple[int, ...], num_bytes: int) -> None:
+    layout = regions.front_lds(FrontGeometry(*sizes), num_bytes)
+    assert layout.size <= num_bytes
+    for turn in FRONT_TURNS:
+        names = sorted((*turn, *FRONT_ALWAYS), key=lambda name: getattr(layout, name).offset)
+        assert not [pair for pair in pairwise(names) if layout.overlap(*pair)]
+
+
+@given(sizes=geometries, num_bytes=some.sampled_from((64 * 1024, 160 * 1024)))
+def test_code_bytes_of_no_step_were_stored_by_what_came_before(
+    sizes: tuple[int, ...], num_bytes: int
+) -> None:
+    """A lane reads its query codes in words, and its wave has steps for some of their bytes alone."""
+    g = FrontGeometry(*sizes)
+    layout = regions.front_lds(g, num_bytes)
+    rows, codes = layout.activations, layout.query_codes
+    stored = {x for row in range(rows.shape[0]) for x in range(rows.at(row), rows.at(row) + HIDDEN)}
+    read = range(-(-g.query_steps // 4) * 4)
+    for row, group, part in product(range(codes.shape[0]), range(4), range(g.query_parts)):
+        own = range(part, QUERY_RANK // K_STEP, g.query_parts)
+        assert {codes.at(row, group, part, byte) for byte in read[len(own) :]} <= stored
+
+
+def test_a_front_that_does_not_fit_is_an_error() -> None:
+    with pytest.raises(
+        ValueError, match=r"front of 42 rows at TP 4 needs \d+ bytes of LDS, a workgroup has 32768"
+    ):
+        regions.front_lds(FrontGeometry(42, 4), 32 * 1024)
+
+
 @given(sizes=geometries)
 def test_parts_of_rows_are_whole_rounds_of_the_waves(sizes: tuple[int, ...]) -> None:
     """Waves take rows four at once, from a part's first one on."""
-    g = FfnGeometry(*sizes)
-    if g.rows <= 42:
-        rows = regions.lds(g, 64 * 1024).activations.shape[0]
-        assert rows % 4 == 0 or rows == min(g.rows, 16)
+    layouts = [regions.front_lds(FrontGeometry(*sizes), 64 * 1024)]
+    if sizes[0] <= 42:
+        layouts.append(regions.lds(FfnGeometry(*sizes), 64 * 1024))
+    for rows in (layout.activations.shape[0] for layout in layouts):
+        assert rows % 4 == 0 or rows == min(sizes[0], 16)
 
 
 def changed(name: str, **changes: object) -> tuple[Stage, ...]:

@@ -39,14 +39,22 @@ def _pools() -> tuple[Pool, Pool]:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What the serving engine leaves in memory on an architecture: the routed experts' layout, and whether
-    e4m3 weights were rid of -0, which FNUZ reads as a NaN."""
+    """What the serving engine leaves in memory on an architecture: the routed experts' layout, whether e4m3
+    weights were rid of -0, which FNUZ reads as a NaN, and the FP8 of the sliding window's records."""
 
     layout: str
     no_negative_zero: bool
+    window: Any
+
+    def dense(self, weights: torch.Tensor) -> torch.Tensor:
+        """e4m3 bytes as they are in memory."""
+        return torch.where(weights == 0x80, 0, weights) if self.no_negative_zero else weights
 
 
-LOADED = {"gfx950": Loaded("aiter_shuffle", False), "gfx942": Loaded("row_major", True)}
+LOADED = {
+    "gfx950": Loaded("aiter_shuffle", False, modules().attention.OCP),
+    "gfx942": Loaded("row_major", True, modules().attention.FNUZ),
+}
 
 
 @lru_cache(maxsize=8)
@@ -144,8 +152,7 @@ class Case:
             "shared_w13": torch.cat([first[:INTER][cut], first[INTER:][cut]]),
             "shared_w2": dense["shared_w2"][:, cut].contiguous(),
         }
-        if LOADED[self.arch].no_negative_zero:
-            values = {name: torch.where(x == 0x80, 0, x) for name, x in values.items()}
+        values = {name: LOADED[self.arch].dense(x) for name, x in values.items()}
         return (
             self.activations
             | self.router

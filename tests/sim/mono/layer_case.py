@@ -7,13 +7,13 @@ Activations and the step's key lists are made for a case.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-from .case import MIXES, STREAMS, Case, make
+from .case import LOADED, MIXES, STREAMS, Case, make
 from .sources import modules
 
 g = modules().geometry
@@ -29,15 +29,16 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@lru_cache(maxsize=1)
-def _weights() -> dict[str, torch.Tensor]:
-    """Of the attention, unsharded; e4m3 values include denormals and -0."""
+@lru_cache(maxsize=2)
+def _weights(arch: str) -> dict[str, torch.Tensor]:
+    """Of the attention, unsharded, as an architecture's memory has them; e4m3 values include denormals and
+    -0."""
     r = _generator(12)
     period = 1048573  # prime: rows of a matrix begin at different places
     values = torch.randn(period, generator=r).clamp(-6, 6)
     values[::97] *= 2.0**-9
     values[50::911] = -0.0
-    raw = values.to(torch.float8_e4m3fn).view(torch.uint8)
+    raw = LOADED[arch].dense(values.to(torch.float8_e4m3fn).view(torch.uint8))
 
     def linear(name: str, outputs: int, k: int) -> dict[str, torch.Tensor]:
         codes = torch.randint(118, 123, (outputs // 32, k // 32), generator=r, dtype=torch.uint8)
@@ -74,19 +75,20 @@ class Cache:
     block: int
     stride: int
     raw: torch.Tensor
+    fp8: Any
 
     @classmethod
-    def filled(cls, blocks: int, block: int, slack: int, seed: int) -> Cache:
+    def filled(cls, blocks: int, block: int, slack: int, seed: int, fp8: Any) -> Cache:
         """Every record holds some key; ``slack`` bytes that nobody may read lie between blocks."""
         r = _generator(seed)
         kinds = 509  # prime
         keys = torch.randn(kinds, HEAD_DIM, generator=r).bfloat16().double()
-        records = att.Records.of(keys)
+        records = att.Records.of(keys, fp8)
         which = torch.arange(blocks * block) % kinds
         raw = torch.full((blocks, block * (DATA + CODES) + slack), 0xFF, dtype=torch.uint8)
         raw[:, : block * DATA] = records.data[which].view(blocks, -1)
         raw[:, block * DATA : block * (DATA + CODES)] = records.codes[which].view(blocks, -1)
-        return cls(block, raw.shape[1], raw.flatten())
+        return cls(block, raw.shape[1], raw.flatten(), fp8)
 
     def read(self, slots: torch.Tensor, raw: torch.Tensor | None = None) -> Any:
         """The records at ``slots``, of this cache or of another's bytes ``raw``."""
@@ -94,7 +96,7 @@ class Cache:
         block, inside = slots // self.block * self.stride, slots % self.block
         data = raw[(block + inside * DATA)[:, None] + torch.arange(DATA)]
         codes = block + self.block * DATA + inside * CODES
-        return att.Records(data, raw[codes[:, None] + torch.arange(CODES)])
+        return att.Records(data, raw[codes[:, None] + torch.arange(CODES)], self.fp8)
 
     def without(self, slots: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
         """``raw`` with the records at ``slots`` zeroed: what no store to them may have changed."""
@@ -128,6 +130,7 @@ class Shape:
     contexts: tuple[int, ...] = (700,)
     padded: tuple[int, ...] = ()
     kind: str = "random"
+    arch: str = "gfx950"
 
     @property
     def front(self) -> dict[str, int]:
@@ -169,7 +172,7 @@ class LayerCase:
     step: dict[str, torch.Tensor]
     window: Cache
     compressed: Cache
-    dense: dict[str, torch.Tensor] = field(default_factory=lambda: dict(_weights()))
+    dense: dict[str, torch.Tensor]
 
     def front_arguments(self, rank: int) -> dict[str, torch.Tensor]:
         """Every input tensor of a rank's front but the cache."""
@@ -293,12 +296,13 @@ def make_layer(shape: Shape, seed: int = 0) -> LayerCase:
         **window,
         **compressed,
     }
-    ffn = make(s.rows, s.tp, s.kind, seed=seed, experts=s.experts, picks=s.picks)
+    ffn = make(s.rows, s.tp, s.kind, seed=seed, experts=s.experts, picks=s.picks, arch=s.arch)
     caches = (
-        _cache(window_blocks, s.window_block, s.slack, 21),
-        _cache(compressed_blocks, s.compressed_block, s.slack, 22),
+        _cache(window_blocks, s.window_block, s.slack, 21, LOADED[s.arch].window),
+        # Its writer knows OCP values alone, on every architecture.
+        _cache(compressed_blocks, s.compressed_block, s.slack, 22, att.OCP),
     )
-    return _pad(LayerCase(s, ffn, step, *caches), r)
+    return _pad(LayerCase(s, ffn, step, *caches, dict(_weights(s.arch))), r)
 
 
 _cache = lru_cache(maxsize=4)(Cache.filled)

@@ -93,7 +93,7 @@ def _records(run: FrontRun, rank: int, qkv: torch.Tensor) -> Pairs:
     live = case.shape.live
     slots, raw = case.step["slots"][live], args["window_cache"]
     got = case.window.read(slots, raw)
-    want = att.Records.of(att.key(qkv, args["key_norm"], case.angles())[live])
+    want = att.Records.of(att.key(qkv, args["key_norm"], case.angles())[live], case.window.fp8)
     before = case.window.without(slots, case.window.raw)
     return {
         "record": (got.values, want.values),

@@ -15,7 +15,6 @@ from functools import lru_cache
 
 import torch
 
-from cdnasim import Device
 from cdnasim.device import SCHEDULES
 from cdnasim.program import Kernel
 
@@ -32,29 +31,23 @@ def step(shape: Shape, number: int) -> LayerCase:
 
 
 @lru_cache(maxsize=8)
-def expected(shape: Shape) -> list[dict[str, torch.Tensor]]:
+def expected(shape: Shape, only_front: bool = False) -> list[dict[str, torch.Tensor]]:
     """Outputs of each step in exact memory, by the kernels as they are."""
     out = []
     for number in range(STEPS):
-        run = LayerRun(step(shape, number), Device("gfx950", ranks=shape.tp))
+        run = LayerRun(step(shape, number), only_front=only_front)
         run.launch()
         out.append(run.outputs())
     return out
 
 
-def _take(run: LayerRun, number: int, only_front: bool = False) -> None:
+def _take(run: LayerRun, number: int) -> None:
     """One step of the run. Raises ``AssertionError`` if its bits are wrong."""
     shape = run.case.shape
     run.feed(step(shape, number))
-    want = expected(shape)[number % STEPS]
-    if only_front:
-        run.front.launch()
-        got = {f"front {name}": x for name, x in run.front.outputs().items()}
-        want = {name: want[name] for name in got}
-    else:
-        run.launch()
-        got = run.outputs()
-    if wrong := same(got, want):
+    run.launch()
+    want = expected(shape) if run.back else expected(shape, only_front=True)
+    if wrong := same(run.outputs(), want[number % STEPS]):
         raise AssertionError(", ".join(wrong) + " differ")
 
 
@@ -69,12 +62,12 @@ def check(
 ) -> int:
     """``count`` steps on one memory, or with ``only_front`` their fronts. Raises ``AssertionError`` for the
     first whose bits are wrong."""
-    device = hostile(shape.tp)
-    run = LayerRun(step(shape, 0), device, front=front, back=back, limit=LIMIT)
+    device = hostile(shape.tp, shape.arch)
+    run = LayerRun(step(shape, 0), device, front=front, back=back, limit=LIMIT, only_front=only_front)
     for number, (seed, schedule) in enumerate(schedules(first, count)):
         reschedule(device, seed, schedule)
         try:
-            _take(run, number, only_front)
+            _take(run, number)
         except AssertionError as wrong:
             raise AssertionError(f"step {number} (seed {seed}, {schedule}): {wrong}") from None
     return count
@@ -83,7 +76,7 @@ def check(
 def alternate(shapes: tuple[Shape, Shape], pairs: int, *, share: bool = False) -> int:
     """Two widths in turn on one device, ``pairs`` times. ``share``: they share their memory, the fault that
     each width's own memory rules out."""
-    device = hostile(shapes[0].tp)
+    device = hostile(shapes[0].tp, shapes[0].arch)
     runs: list[LayerRun] = []
     for shape in sorted(shapes, key=lambda shape: -shape.rows):
         other = runs[0] if share and runs else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from cdnasim import SimulationError
@@ -30,22 +30,23 @@ HANDOFF, SEAM = f"{PERSISTENT}/handoff.py", f"{STAGE}/hyper_connection.py"
 
 @dataclass(frozen=True)
 class Check:
-    """``run``, given the two launches' kernels (None: as they are), raises ``AssertionError`` or
-    ``SimulationError`` if one is wrong."""
+    """``run``, given the shape and the two launches' kernels (None: as they are), raises ``AssertionError``
+    or ``SimulationError`` if one is wrong. A front that is given runs by itself."""
 
     name: str
     shape: Shape
-    run: Callable[[Kernel | None, Kernel | None], object]
+    run: Callable[[Shape, Kernel | None, Kernel | None], object]
 
 
 def _numerics(name: str, shape: Shape) -> Check:
     """Exact memory: every stage of both launches."""
 
-    def run(front: Kernel | None, back: Kernel | None) -> None:
-        layer = LayerRun(make_layer(shape), front=front, back=back, limit=LIMIT)
+    def run(shape: Shape, front: Kernel | None, back: Kernel | None) -> None:
+        only_front = front is not None
+        layer = LayerRun(make_layer(shape), front=front, back=back, limit=LIMIT, only_front=only_front)
         layer.front.launch()
         layer_compare.check_front(layer.front, [0])
-        if front is None:
+        if layer.back:
             layer.back.launch()
             layer_compare.check_back(layer.back, [0], whole=False)
 
@@ -55,7 +56,7 @@ def _numerics(name: str, shape: Shape) -> Check:
 def _handoffs(name: str, shape: Shape, count: int) -> Check:
     """Hostile memory: a mutated front alone, or the back on a right front's outputs."""
 
-    def run(front: Kernel | None, back: Kernel | None) -> None:
+    def run(shape: Shape, front: Kernel | None, back: Kernel | None) -> None:
         layer_handoffs.check(shape, count, front=front, back=back, only_front=front is not None)
 
     return Check(f"{name}, {shape.rows} rows TP{shape.tp}", shape, run)
@@ -71,9 +72,9 @@ def _silent_key(shape: Shape) -> Check:
     """A front whose key is never announced whole ends with a record of that. A schedule seldom shows that a
     key is not waited for: its words are there long before the query is done."""
 
-    def run(front: Kernel | None, back: Kernel | None) -> None:
+    def run(shape: Shape, front: Kernel | None, back: Kernel | None) -> None:
         kernel = front or front_kernel(shape, overlay=mutated((SILENT_KEY,)))
-        layer = LayerRun(make_layer(shape), front=kernel, back=back, limit=300)
+        layer = LayerRun(make_layer(shape), front=kernel, back=back, limit=300, only_front=True)
         layer.front.launch()
         for rank in range(shape.tp):
             record = layer.front.record(rank)
@@ -196,12 +197,13 @@ def by_name() -> dict[str, Mutation]:
     return {m.name: m for m in MUTATIONS}
 
 
-def outcome(mutation: Mutation) -> str | None:
+def outcome(mutation: Mutation, arch: str = "gfx950") -> str | None:
     """What the check says of the mutant: None if it noticed nothing."""
     check, front = mutation.check, mutation.launch == "front"
-    kernel = (front_kernel if front else back_kernel)(check.shape, overlay=mutated(mutation.edits))
+    shape = replace(check.shape, arch=arch)
+    kernel = (front_kernel if front else back_kernel)(shape, overlay=mutated(mutation.edits))
     try:
-        check.run(kernel if front else None, None if front else kernel)
+        check.run(shape, kernel if front else None, None if front else kernel)
     except (AssertionError, SimulationError) as caught:
         return f"{type(caught).__name__}: {caught}"
     return None

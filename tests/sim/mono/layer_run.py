@@ -22,11 +22,11 @@ FRONT_OUTPUTS = ("residual_out", "post_out", "comb_out", "pre_out")
 
 
 def front_kernel(shape: Shape, **overlay: Any) -> Kernel:
-    return compiled_kind("front", **overlay, **shape.front)
+    return compiled_kind("front", shape.arch, **overlay, **shape.front)
 
 
 def back_kernel(shape: Shape, **overlay: Any) -> Kernel:
-    return compiled_kind("back", **overlay, **shape.back)
+    return compiled_kind("back", shape.arch, **overlay, **shape.back)
 
 
 class FrontRun(Run):
@@ -201,7 +201,7 @@ def _outputs(run: Run, alike: list[str], own: list[str]) -> dict[str, torch.Tens
 
 
 class LayerRun:
-    """The front, then the back, as a step runs them."""
+    """The front, then the back, as a step runs them; or the front by itself, where ``back`` is None then."""
 
     def __init__(
         self,
@@ -213,24 +213,33 @@ class LayerRun:
         tag: int = 1,
         limit: int = WAIT_LIMIT,
         share: LayerRun | None = None,
+        only_front: bool = False,
     ) -> None:
         self.case = case
-        self.device = device or Device("gfx950", ranks=case.shape.tp)
+        self.device = device or Device(case.shape.arch, ranks=case.shape.tp)
         settings = {"tag": tag, "limit": limit}
         self.front = FrontRun(case, self.device, front, share=share and share.front, **settings)
-        self.back = BackRun(self.front, back, share=share and share.back, **settings)
+        self.back = None
+        if not only_front:
+            self.back = BackRun(self.front, back, share=share and share.back, **settings)
+
+    @property
+    def launches(self) -> dict[str, FrontRun | BackRun]:
+        """Those of a step, by name, in their order."""
+        return {"front": self.front} | ({"back": self.back} if self.back else {})
 
     def launch(self) -> list[LaunchReport]:
-        """Both launches of every rank."""
-        return [*self.front.launch(), *self.back.launch()]
+        """The launches of every rank."""
+        return [report for one in self.launches.values() for report in one.launch()]
 
     def feed(self, case: LayerCase) -> None:
         """Another step of the same shape."""
-        self.front.feed_layer(case)
-        self.back.feed_layer(case)
+        for one in self.launches.values():
+            one.feed_layer(case)
         self.case = case
 
     def outputs(self) -> dict[str, torch.Tensor]:
-        """Copies of both launches' outputs."""
-        front, back = self.front.outputs(), self.back.outputs()
-        return {f"front {n}": x for n, x in front.items()} | {f"back {n}": x for n, x in back.items()}
+        """Copies of the launches' outputs."""
+        return {
+            f"{which} {name}": x for which, one in self.launches.items() for name, x in one.outputs().items()
+        }

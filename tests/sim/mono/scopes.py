@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scope bits of a compiled FFN launch. The simulator has peer memory uncached, as it is allocated, so a lost
+"""Scope bits of compiled launches. The simulator has peer memory uncached, as it is allocated, so a lost
 system-scope bit changes nothing there; here the instructions are counted."""
 
 from __future__ import annotations
@@ -9,6 +9,10 @@ from collections import Counter
 
 _ACCESS = re.compile(r"^\s+(?:buffer|global|flat)_(load|store|atomic)_(\w+)(.*)$", re.MULTILINE)
 SYSTEM = "sc0 sc1"
+# Of the attention front. Stores of two words past the L2: the words of the seam's sums, of collapsed and of
+# published rows, and those rows; the compiler may unroll the three turns of the seam's sums. Invalidations
+# before published bytes are read: collapsed rows, the query rank, the key.
+FRONT_STORES, FRONT_READS = (4, 6), 3
 
 
 def accesses(text: str) -> Counter[tuple[str, str, str]]:
@@ -17,6 +21,35 @@ def accesses(text: str) -> Counter[tuple[str, str, str]]:
     for kind, width, rest in _ACCESS.findall(text):
         found[kind, width, " ".join(bit for bit in ("sc0", "sc1") if bit in rest.split())] += 1
     return found
+
+
+def stores(text: str, bits: str) -> int:
+    """Stores of two words with these scope bits."""
+    return accesses(text)["store", "dwordx2", bits]
+
+
+def invalidations(text: str) -> int:
+    """Of a wave's caches at device scope."""
+    return len(re.findall(r"^\s+buffer_inv sc1$", text, re.MULTILINE))
+
+
+def layer_faults(text: str, tp: int, device: tuple[int, ...], reads: int, words: int = 0) -> list[str]:
+    """What is wrong with the stores and invalidations of a launch of a whole layer, in words. Wanted: one of
+    the numbers ``device`` of stores of two words past the L2, ``reads`` invalidations, and to every rank
+    ``words`` of two words and a record of each wait that fails."""
+    out = []
+    if (here := invalidations(text)) != reads:
+        out.append(f"{here} invalidations, wanted {reads}")
+    waits = len(re.findall(r"^\s+s_sleep\b", text, re.MULTILINE))
+    for bits, wanted in (("sc1", device), (SYSTEM, (tp * (waits + words),))):
+        if (here := stores(text, bits)) not in wanted:
+            out.append(f"{here} stores of two words have {bits}, wanted {' or '.join(map(str, wanted))}")
+    return out
+
+
+def front_faults(text: str, tp: int) -> list[str]:
+    """``layer_faults`` of an attention front."""
+    return layer_faults(text, tp, FRONT_STORES, FRONT_READS)
 
 
 def faults(text: str, tp: int) -> list[str]:

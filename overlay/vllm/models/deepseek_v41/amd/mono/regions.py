@@ -71,15 +71,23 @@ def lds(g: FfnGeometry, num_bytes: int = 160 * 1024) -> Layout:
     Raises:
         ValueError: the geometry does not fit.
     """
-    layouts = [Layout(_ffn_lds(g))]
-    # The waves take four rows at once, so parts are of whole rounds of them.
-    at_once = [min(g.rows, TILE), *(rows for rows in (12, 8, 4) if rows < min(g.rows, TILE))]
-    layouts += [Layout(_compact_ffn_lds(g, rows)) for rows in at_once]
+    layouts = [Layout(_ffn_lds(g)), *(Layout(_compact_ffn_lds(g, rows)) for rows in _rows_at_once(g))]
+    return _first_that_fits("an FFN launch", g, layouts, num_bytes)
+
+
+def _rows_at_once(g: FfnGeometry) -> list[int]:
+    """Rows that may be quantised at once, the most first. The waves take four at once, so parts are of whole
+    rounds of them."""
+    most = min(g.rows, TILE)
+    return [most, *(rows for rows in (12, 8, 4) if rows < most)]
+
+
+def _first_that_fits(what: str, g: FfnGeometry, layouts: list[Layout], num_bytes: int) -> Layout:
     for layout in layouts:
         if layout.size <= num_bytes:
             return layout
     raise ValueError(
-        f"an FFN launch of {g.rows} rows at TP {g.tp} needs {layouts[-1].size} bytes of LDS, a workgroup has "
+        f"{what} of {g.rows} rows at TP {g.tp} needs {layouts[-1].size} bytes of LDS, a workgroup has "
         f"{num_bytes}: take fewer rows a step"
     )
 
@@ -175,30 +183,41 @@ def front_workspace(g: FrontGeometry) -> Layout:
     )
 
 
-def front_lds(g: FrontGeometry) -> Layout:
-    """LDS of a workgroup, in bytes."""
-    return Layout(
-        [
-            Overlap(
-                (
-                    (Region("partial", (1, WAVES, g.row_tiles, 64, 4), 4),),
-                    (
-                        Region("activations", (min(g.rows, TILE), OPERAND_ROW), 1),
-                        Region("codes", (min(g.rows, TILE), WAVES, 4, CODE_BYTES), 1),
-                    ),
-                    # The query rank's, a row four banks after the one before; codes by K step's part of the
-                    # waves.
-                    (
-                        Region("query_operands", (min(g.rows, TILE), QUERY_RANK + 16), 1),
-                        Region("query_codes", (min(g.rows, TILE), 4, g.query_parts, CODE_BYTES), 1),
-                    ),
-                )
-            ),
-            *_seam_lds(g),
-            Region("query_norm", (QUERY_RANK // 2,), 4),
-            Region("query_squares", (min(g.rows, TILE), 5), 4),
-        ]
-    )
+def front_lds(g: FrontGeometry, num_bytes: int = 160 * 1024) -> Layout:
+    """LDS of a workgroup that has ``num_bytes``, with as many rows quantised at once as fit.
+
+    Raises:
+        ValueError: the geometry does not fit.
+    """
+    layouts = [Layout(_front_lds(g, rows)) for rows in _rows_at_once(g)]
+    return _first_that_fits("an attention front", g, layouts, num_bytes)
+
+
+def _front_lds(g: FrontGeometry, rows_at_once: int) -> list[Region | Overlap]:
+    return [
+        Overlap(
+            (
+                (Region("partial", (1, WAVES, g.row_tiles, 64, 4), 4),),
+                _operand_lds(rows_at_once),
+                _query_operand_lds(g, rows_at_once),
+            )
+        ),
+        *_seam_lds(g),
+        Region("query_norm", (QUERY_RANK // 2,), 4),
+        Region("query_squares", (min(g.rows, TILE), 5), 4),
+    ]
+
+
+def _query_operand_lds(g: FrontGeometry, rows_at_once: int) -> tuple[Region, ...]:
+    """The query rank as operands, a row four banks after the one before, and codes by K step's part of the
+    waves. A lane reads its codes in whole words, which hold bytes of steps that it has not: they are not
+    used, and lie where a row of activations was stored, behind the operands or else before them."""
+    rows = min(g.rows, TILE)
+    operands = Region("query_operands", (rows, QUERY_RANK + 16), 1)
+    codes = Region("query_codes", (rows, 4, g.query_parts, CODE_BYTES), 1)
+    row, place = divmod(Layout([operands, codes]).query_codes.offset, OPERAND_ROW)
+    fits = row < rows_at_once and place + codes.size <= HIDDEN
+    return (operands, codes) if fits else (codes, operands)
 
 
 # ---- the attention back

@@ -36,6 +36,8 @@ class Isa(ABC):
     ``group_stride``, ``half_stride``: the 8-bit operand's layout. ``expert_layout``: the layout in which the
     serving engine keeps routed experts on this architecture, by name. ``weight_sets``: sets of 20 weight
     operands that a wave's registers hold beside the rows' operands and what a product needs.
+    ``record_code_bias``: by how much the serving engine's codes of the sliding window's key records are above
+    those of the same bytes as OCP values.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Isa(ABC):
     half_stride: int
     expert_layout: str
     weight_sets: int
+    record_code_bias: int
 
     @abstractmethod
     def mfma_bf16(self, weights: Any, activations: Any, acc: Any) -> Any:

@@ -12,11 +12,12 @@ that lie across lane groups.
 
 FP8. The bytes are OCP e4m3 in memory. The same byte is half the value in FNUZ, which the conversions here
 make up for by a factor of two, and 0x80, OCP's -0, is FNUZ's NaN: it must not occur in what is read. What is
-quantised here has none.
+quantised here has none. The serving engine keeps the sliding window's records as FNUZ values.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import flydsl.expr as fx
@@ -51,6 +52,24 @@ def _permute(first: fx.Int32, second: fx.Int32, selector: Any) -> fx.Int32:
 def _code(code: Code) -> fx.Int32:
     """The code by itself."""
     return dev.shift_right(code.word, 8 * code.byte) & 0xFF
+
+
+@dataclass(frozen=True)
+class _Widened:
+    """MXFP8 activations that ``ready`` widened: bf16 pairs with the block's power of two multiplied in."""
+
+    pairs: list[fx.Int32]
+
+
+def _rows(activations: Any, code: Code) -> list[fx.Int32]:
+    """The bf16 pairs of activations, which come widened or as words."""
+    if not isinstance(activations, _Widened):
+        activations = _widened(activations, code)
+    return activations.pairs
+
+
+def _widened(words: Any, code: Code) -> _Widened:
+    return _Widened(_widen_fp8(*_here(words, 8, code)))
 
 
 def _here(words: Any, count: int, code: Code) -> tuple[list[fx.Int32], Code]:
@@ -138,6 +157,7 @@ class Gfx942(Isa):
     compute_units = 304
     group_stride, half_stride = 32, 16
     weight_sets = 1
+    record_code_bias = 1
     expert_layout = "row_major"
 
     def mfma_bf16(self, weights: Any, activations: Any, acc: Any) -> Any:
@@ -153,22 +173,19 @@ class Gfx942(Isa):
         raise NotImplementedError("gfx942 has no attention kernels: no e4m3 keys as bf16")
 
     def ready(self, words: Any, code: Code) -> Any:
-        return _widen_fp8(*_here(words, 8, code))
+        return _widened(words, code)
 
     def mfma_fp4(
         self, weights: Any, weight_code: Code, activations: Any, activation_code: Code, acc: Any
     ) -> Any:
-        rows = self._rows(activations, activation_code)
+        rows = _rows(activations, activation_code)
         return _sum_products(_widen_fp4(*_here(weights, 4, weight_code)), rows, acc)
 
     def mfma_fp8(
         self, weights: Any, weight_code: Code, activations: Any, activation_code: Code, acc: Any
     ) -> Any:
-        rows = self._rows(activations, activation_code)
+        rows = _rows(activations, activation_code)
         return _sum_products(_widen_fp8(weights, weight_code), rows, acc)
-
-    def _rows(self, activations: Any, code: Code) -> list[Any]:
-        return activations if isinstance(activations, list) else self.ready(activations, code)
 
     def pack_bf16(self, low: fx.Float32, high: fx.Float32) -> fx.Int32:
         return common.pack_bf16(low, high)

@@ -27,6 +27,7 @@ class Gfx950(Isa):
     compute_units = 256
     group_stride, half_stride = 16, 64
     weight_sets = 2
+    record_code_bias = 0
     expert_layout = "aiter_shuffle"
 
     def mfma_bf16(self, weights: Any, activations: Any, acc: Any) -> Any:

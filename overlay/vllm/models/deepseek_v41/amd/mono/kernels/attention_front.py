@@ -6,6 +6,7 @@ stage in order, so a wait is always for something that another workgroup reaches
 one's later stages. No rank waits for another.
 
 Limits: 1..48 rows; the layer's sizes are fixed (``geometry``); loads of weights are bounded by their tensors.
+On CDNA3 e4m3 weights must hold no -0, as in ``ffn``.
 """
 
 from collections.abc import Callable
@@ -123,10 +124,10 @@ def _run(ctx: Context) -> None:
         ctx.launch.finish()
 
 
-def _layouts(g: FrontGeometry) -> tuple[Layout, Layout, Layout]:
+def _layouts(g: FrontGeometry, isa: Isa) -> tuple[Layout, Layout, Layout]:
     """Symmetric memory's, the workspace's, LDS's. Not in a closure of the kernel: FlyDSL's cache keys on what
     those hold, and a layout's name differs between processes."""
-    return regions.front_symmetric(g), regions.front_workspace(g), regions.front_lds(g)
+    return regions.front_symmetric(g), regions.front_workspace(g), regions.front_lds(g, isa.lds_bytes)
 
 
 def build(g: FrontGeometry, isa: Isa, name: str = "attention_front") -> Callable[..., Any]:
@@ -134,7 +135,7 @@ def build(g: FrontGeometry, isa: Isa, name: str = "attention_front") -> Callable
 
     @flyc.kernel(name=name, known_block_size=[THREADS, 1, 1])
     def kernel(args: FrontArguments) -> None:
-        _run(Context.begin(g, isa, args, _layouts(g)))
+        _run(Context.begin(g, isa, args, _layouts(g, isa)))
 
     @flyc.jit
     def launch(args: FrontArguments, stream: fx.Stream = STREAM) -> None:

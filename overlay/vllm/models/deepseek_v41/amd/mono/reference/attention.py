@@ -6,6 +6,7 @@ Rounding points are those of the operation (docs of each function); everything b
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -70,31 +71,45 @@ def key(rows: torch.Tensor, weight: torch.Tensor, cos_sin: torch.Tensor) -> torc
 
 # ---- records of a key cache
 @dataclass(frozen=True)
+class RecordFormat:
+    """The FP8 of a cache's records, and what its writer scales a block's largest magnitude to at most."""
+
+    dtype: torch.dtype
+    largest: float
+
+
+OCP = RecordFormat(torch.float8_e4m3fn, E4M3_MAX)
+# Of the sliding window on CDNA3: csrc/fused_deepseek_v4_qnorm_rope_kv_insert_kernel.cu.
+FNUZ = RecordFormat(torch.float8_e4m3fnuz, E4M3_MAX / 2)
+
+
+@dataclass(frozen=True)
 class Records:
     """fp8_ds_mla records: ``data`` uint8 [n, 576], 448 e4m3 and 64 bf16; ``codes`` uint8 [n, 8], seven E8M0
     of 64 values each and a zero."""
 
     data: torch.Tensor
     codes: torch.Tensor
+    fp8: RecordFormat = OCP
 
     @classmethod
-    def of(cls, keys: torch.Tensor) -> Records:
-        """bf16 keys [n, 512]: a code is ceil(log2(max(amax, 1e-4) / 448)) + 127."""
+    def of(cls, keys: torch.Tensor, fp8: RecordFormat = OCP) -> Records:
+        """bf16 keys [n, 512]: a code is ceil(log2(max(amax, 1e-4) / largest)) + 127."""
         blocks = keys[:, :POSITION_FREE].reshape(-1, BLOCKS, RECORD_BLOCK)
         amax = blocks.abs().amax(-1).clamp_min(RECORD_FLOOR)
         # amax = m 2^e with m in [0.5, 1), and 448 = 0.875 x 2^9: no logarithm that could round.
-        mantissa, exponent = torch.frexp(amax)
-        codes = (exponent - 9 + (mantissa > 0.875) + 127).clamp(0, 254).to(torch.uint8)
-        scaled = (blocks / e8m0(codes)[..., None]).clamp(-E4M3_MAX, E4M3_MAX).flatten(1)
-        values = scaled.float().to(torch.float8_e4m3fn).view(torch.uint8)
+        (mantissa, exponent), (most, power) = torch.frexp(amax), math.frexp(fp8.largest)
+        codes = (exponent - power + (mantissa > most) + 127).clamp(0, 254).to(torch.uint8)
+        scaled = (blocks / e8m0(codes)[..., None]).clamp(-fp8.largest, fp8.largest).flatten(1)
+        values = scaled.float().to(fp8.dtype).view(torch.uint8)
         rotary = keys[:, POSITION_FREE:].bfloat16().contiguous().view(torch.uint8)
         pad = RECORD_CODES - codes.shape[1]
-        return cls(torch.cat([values, rotary], 1), torch.nn.functional.pad(codes, (0, pad)))
+        return cls(torch.cat([values, rotary], 1), torch.nn.functional.pad(codes, (0, pad)), fp8)
 
     @property
     def values(self) -> torch.Tensor:
         """What the records stand for, [n, 512]."""
-        raw = self.data[:, :POSITION_FREE].contiguous().view(torch.float8_e4m3fn).double()
+        raw = self.data[:, :POSITION_FREE].contiguous().view(self.fp8.dtype).double()
         blocks = raw.view(-1, BLOCKS, RECORD_BLOCK) * e8m0(self.codes[:, :-1])[..., None]
         rotary = self.data[:, POSITION_FREE:].contiguous().view(torch.bfloat16).double()
         return torch.cat([blocks.flatten(1), rotary], 1)

@@ -6,7 +6,9 @@ slot is negative has none. Work split: one wave a row, on the last workgroups, w
 by then: nothing of this launch waits for it.
 
 Numerics: RMSNorm in fp32, rounded to bf16; the rotary in fp32, rounded to bf16; one UE8M0 code per 64 of the
-values without position, of the largest magnitude and 1e-4, e4m3 rounded to nearest even.
+values without position, of the largest magnitude and 1e-4, e4m3 rounded to nearest even. On CDNA3 vLLM keeps
+these records in FNUZ FP8, with the largest magnitude at 224 in place of 448: the same bytes, and codes one
+higher (csrc/fused_deepseek_v4_qnorm_rope_kv_insert_kernel.cu).
 """
 
 from __future__ import annotations
@@ -73,7 +75,10 @@ def _store(ctx: Context, row: Any, slot: Any, words: list[Any]) -> None:
     @dev.when((ctx.lane * _VALUES % RECORD_BLOCK == 0) & (ctx.lane * _VALUES <= POSITION_FREE))
     def _() -> None:
         codes = ctx.args.window_block * RECORD_DATA + inside * RECORD_CODES
-        cache.store_byte(codes + ctx.lane * _VALUES // RECORD_BLOCK, free.select(code, fx.Int32(0)))
+        cache.store_byte(
+            codes + ctx.lane * _VALUES // RECORD_BLOCK,
+            free.select(code + ctx.isa.record_code_bias, fx.Int32(0)),
+        )
 
 
 def _record(ctx: Context, row: Any, words: list[Any]) -> tuple[list[Any], Any]:

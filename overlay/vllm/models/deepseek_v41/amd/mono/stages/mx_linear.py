@@ -32,8 +32,10 @@ class MxLinear:
     def operand(self, output: Any, has: Any, step: Any) -> Operand:
         """This lane's part of 128 k of its row ``output`` of the weights, zeros where not ``has``."""
         ctx, past = self.ctx, fx.Int32(dev.PAST_END)
-        at = has.select(output * self.k + step * K_STEP + ctx.group * 16, past)
-        halves = [self._weights.load(at + half * 64, 4, dev.STREAM) for half in range(HALVES)]
+        at = has.select(output * self.k + step * K_STEP + ctx.group * ctx.isa.group_stride, past)
+        halves = [
+            self._weights.load(at + half * ctx.isa.half_stride, 4, dev.STREAM) for half in range(HALVES)
+        ]
         block = step * (K_STEP // MX_BLOCK) + ctx.group
         code_at = has.select(output // MX_BLOCK * (self.k // MX_BLOCK) + block, past)
         words = dev.vector_i32([half[i] for half in halves for i in range(4)])

@@ -214,8 +214,8 @@ class QueryProjection:
             there = step < _STEPS
             step = there.select(dev.i32(step), fx.Int32(0))
             code = Code(there.select(codes[i // 4], fx.Int32(0)), i % 4)
-            at = lds.query_operands.at(row, step * K_STEP + ctx.group * 16)
-            halves = [ctx.shared.load(at + half * 64, 4) for half in range(HALVES)]
+            at = lds.query_operands.at(row, step * K_STEP + ctx.group * ctx.isa.group_stride)
+            halves = [ctx.shared.load(at + half * ctx.isa.half_stride, 4) for half in range(HALVES)]
             words = dev.vector_i32([half[i] for half in halves for i in range(4)])
             acc = ctx.isa.mfma_fp8(w.words, w.code, words, code, acc)
         return acc
