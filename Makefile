@@ -74,8 +74,8 @@ bench-swa: setup ## SWA metadata: launches and GPU time a step, vLLM's operation
 sim-check: setup ## the simulator's proofs, as a table (FULL=1: the long cases too)
 	@.venv/bin/python -m cdnasim.check $(if $(FULL),--full)
 
-bench-mono: setup ## our mono kernels beside the base's, modelled (KERNEL=ffn or layer, ROWS, TP, WRITE=1 keeps docs/tuning)
-	@.venv/bin/python tests/sim/mono/bench.py --kernel $(or $(KERNEL),ffn) --rows $(or $(ROWS),6) --tp $(or $(TP),4) $(if $(WRITE),--write)
+bench-mono: setup ## our mono kernels beside the base's, modelled (KERNEL=ffn or layer, ARCH, ROWS, TP, WRITE=1 keeps docs/tuning)
+	@.venv/bin/python tests/sim/mono/bench.py --arch $(ARCH) --kernel $(or $(KERNEL),ffn) --rows $(or $(ROWS),6) --tp $(or $(TP),4) $(if $(WRITE),--write)
 
 bench-host: setup ## specialised decode: host cost of a step's checks, ours against the base's
 	@$(TOOL) bench-host

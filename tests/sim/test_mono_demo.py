@@ -25,7 +25,7 @@ def test_the_make_target_runs_it() -> None:
 def test_tables_put_ours_beside_the_bases() -> None:
     from mono import bench
 
-    pair = bench.kept("layer")["layer TP4 6 rows"]
+    pair = bench.kept("layer", "gfx950")["layer TP4 6 rows"]
     lines = demo.counts_table(pair["ours"], pair["base"])
     for launches in pair.values():
         assert f"{bench.modelled_us(launches):.1f}" in lines[-1]

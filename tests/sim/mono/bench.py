@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our mono kernels beside the base's: same inputs, same simulator, one run.
 
-    python tests/sim/mono/bench.py [--kernel ffn | layer] [--rows 6 12 24 48] [--tp 4 2] [--write]
+    python tests/sim/mono/bench.py [--arch gfx950] [--kernel ffn | layer] [--rows 6 12 24 48] [--tp 4 2]
+        [--write]
 
 ``ffn`` is the FFN launch, ``layer`` the two launches of a standard layer with compress ratio 1. Prints counts
 and modelled times, ours and the base's, and with ``--write`` keeps them in docs/tuning. Every time is
-modelled (cdnasim.timing).
+modelled (cdnasim.timing). On gfx942 the base's kernels read their own copies of the weights.
 """
 
 from __future__ import annotations
@@ -34,13 +35,10 @@ from mono.run import Run
 from mono.sources import code_hash, compiled
 from rocm_overlay.project import Project
 
-ARCH = "gfx950"
-HBM_BYTES_A_US = timing.MACHINES[ARCH].hbm / 1e6
 
-
-def device(tp: int) -> Device:
+def device(tp: int, arch: str) -> Device:
     """A device that counts and checks nothing."""
-    out = Device(ARCH, ranks=tp, checks=dict.fromkeys(CHECKS, "off"), seed=1)
+    out = Device(arch, ranks=tp, checks=dict.fromkeys(CHECKS, "off"), seed=1)
     out.count_handoffs()
     return out
 
@@ -49,35 +47,36 @@ def device(tp: int) -> Device:
 Point = dict[str, list[Counts]]
 
 
-def ffn(rows: int, tp: int) -> Point:
+def ffn(rows: int, tp: int, arch: str) -> Point:
     """The FFN launch of both on the same inputs."""
-    case, found = make(rows, tp), {}
+    case, found = make(rows, tp, arch=arch), {}
     for who, run in (
-        ("base", lambda: base_run(case, device(tp))),
-        ("ours", lambda: Run(case, device(tp))),
+        ("base", lambda: base_run(case, device(tp, arch))),
+        ("ours", lambda: Run(case, device(tp, arch))),
     ):
-        found[who] = [counts(run().launch(), ARCH)]
+        found[who] = [counts(run().launch(), arch)]
         gc.collect()
     return found
 
 
-def layer(rows: int, tp: int) -> Point:
+def layer(rows: int, tp: int, arch: str) -> Point:
     """Both launches of a standard layer of both on the same inputs."""
-    case = make_layer(Shape(rows, tp))
-    base = BaseLayer(case, device(tp))
-    found = {"base": [counts(base.run_k1(), ARCH), counts(base.back().launch(), ARCH)]}
+    case = make_layer(Shape(rows, tp, arch=arch))
+    base = BaseLayer(case, device(tp, arch))
+    found = {"base": [counts(base.run_k1(), arch), counts(base.back().launch(), arch)]}
     del base
     gc.collect()
-    ours = LayerRun(case, device(tp))
-    found["ours"] = [counts(half.launch(), ARCH) for half in (ours.front, ours.back)]
+    ours = LayerRun(case, device(tp, arch))
+    found["ours"] = [counts(half.launch(), arch) for half in (ours.front, ours.back)]
     return found
 
 
-def builds(kernel: str, rows: int, tp: int) -> list[Build]:
+def builds(kernel: str, arch: str, rows: int, tp: int) -> list[Build]:
     """Our kernels of a point, in the order of its launches."""
     if kernel == "ffn":
-        return [compiled(rows, tp)]
-    return [front_kernel(Shape(rows, tp)), back_kernel(Shape(rows, tp))]
+        return [compiled(rows, tp, arch)]
+    shape = Shape(rows, tp, arch=arch)
+    return [front_kernel(shape), back_kernel(shape)]
 
 
 def scoped(c: Counts) -> float:
@@ -107,7 +106,7 @@ def row(point: str, who: str, launches: list[Counts], other: list[Counts] | None
         f"{sum(c.handoff_depth for c in launches):.0f}",
         " + ".join(f"{part:.1f}" for part in named),
         f"{us:.1f}",
-        f"{us / (read / HBM_BYTES_A_US):.2f}",
+        f"{us / (read / timing.MACHINES[launches[0].arch].hbm * 1e6):.2f}",
         ratio,
     ]
 
@@ -140,7 +139,7 @@ def table(cases: dict[str, Point]) -> str:
 class Kernel:
     """What is put beside the base's: how a point is counted, and the page's title."""
 
-    point: Callable[[int, int], Point]
+    point: Callable[[int, int, str], Point]
     title: str
 
 
@@ -148,37 +147,54 @@ KERNELS = {
     "ffn": Kernel(ffn, "The FFN launch beside the base's"),
     "layer": Kernel(layer, "A standard layer beside the base's"),
 }
-PAGE = """# {title}
+# What docs/tuning keeps, as (kernel, architecture).
+KEPT = (("ffn", "gfx950"), ("layer", "gfx950"), ("ffn", "gfx942"))
+PAGE = """# {title}{on}
 
-Written by `make bench-mono KERNEL={kernel} WRITE=1`; a test holds it to the counts beside it. **Every time
-here is modelled by `cdnasim.timing`; nothing was measured.** gfx950, same inputs, same simulator, one run;
-routing is that of random weights. The byte limit is the distinct bytes of a rank at 8 TB/s. Of a layer's two
+Written by `make bench-mono {verb} WRITE=1`; a test holds it to the counts beside it. **Every time
+here is modelled by `cdnasim.timing`; nothing was measured.** {arch}, same inputs, same simulator, one run;
+routing is that of random weights. The byte limit is the distinct bytes of a rank at {hbm}. Of a layer's two
 launches everything is the sum, the longest waves' included; what starting a launch costs is not in it.
-
+{note}
 {table}
+"""
+NOTE_942 = """
+The model's constants were fitted on gfx950 and are applied to MI300X's published peaks, which nothing has
+checked; both launches run on 256 of its 304 compute units. The base's kernels read their own copies of the
+weights, ours what vLLM's prefill reads.
 """
 
 
-def page(kernel: str, cases: dict[str, Point]) -> str:
+def page(kernel: str, arch: str, cases: dict[str, Point]) -> str:
     """The text of a kernel's page."""
-    return PAGE.format(title=KERNELS[kernel].title, kernel=kernel, table=table(cases))
+    default = arch == "gfx950"
+    return PAGE.format(
+        title=KERNELS[kernel].title,
+        on="" if default else f" on {arch}",
+        verb=f"KERNEL={kernel}" if default else f"ARCH={arch} KERNEL={kernel}",
+        arch=arch,
+        hbm=f"{timing.MACHINES[arch].hbm / 1e12:g} TB/s",
+        note="" if default else NOTE_942,
+        table=table(cases),
+    )
 
 
-def files(kernel: str) -> tuple[Path, Path]:
+def files(kernel: str, arch: str) -> tuple[Path, Path]:
     """The kept counts, and the page."""
     folder = Project.find().root / "docs" / "tuning"
-    return folder / f"{kernel}_mono_counts.json", folder / f"{kernel}_mono.md"
+    name = f"{kernel}_mono" + ("" if arch == "gfx950" else f"_{arch}")
+    return folder / f"{name}_counts.json", folder / f"{name}.md"
 
 
-def kept_code(kernel: str) -> dict[str, str]:
+def kept_code(kernel: str, arch: str) -> dict[str, str]:
     """``code_hash`` of our kernels by the kept points."""
-    code: dict[str, str] = json.loads(files(kernel)[0].read_text())["code"]
+    code: dict[str, str] = json.loads(files(kernel, arch)[0].read_text())["code"]
     return code
 
 
-def kept(kernel: str) -> dict[str, Point]:
+def kept(kernel: str, arch: str) -> dict[str, Point]:
     """The counts of docs/tuning."""
-    data = json.loads(files(kernel)[0].read_text())
+    data = json.loads(files(kernel, arch)[0].read_text())
     return {
         point: {who: [Counts.from_json(c) for c in launches] for who, launches in pair.items()}
         for point, pair in data["cases"].items()
@@ -187,33 +203,36 @@ def kept(kernel: str) -> dict[str, Point]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--arch", choices=list(timing.MACHINES), default="gfx950")
     parser.add_argument("--kernel", choices=list(KERNELS), default="ffn")
     parser.add_argument("--rows", type=int, nargs="+", default=[6])
     parser.add_argument("--tp", type=int, nargs="+", default=[4])
     parser.add_argument("--write", action="store_true", help="keep the counts and the table in docs/tuning")
     options = parser.parse_args()
+    if (options.kernel, options.arch) not in KEPT:
+        parser.error(f"no {options.kernel} of ours for {options.arch}: --kernel ffn, or --arch gfx950")
     cases: dict[str, Point] = {}
     code: dict[str, str] = {}
     for rows in options.rows:
         for tp in options.tp:
             name = f"{options.kernel} TP{tp} {rows} rows"
             started = time.monotonic()
-            cases[name] = KERNELS[options.kernel].point(rows, tp)
-            code[name] = code_hash(builds(options.kernel, rows, tp))
+            cases[name] = KERNELS[options.kernel].point(rows, tp, options.arch)
+            code[name] = code_hash(builds(options.kernel, options.arch, rows, tp))
             print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     print(table(cases))
     print("\nmodelled, not measured")
     if options.write:
-        write(options.kernel, cases, code)
+        write(options.kernel, options.arch, cases, code)
 
 
-def write(kernel: str, cases: dict[str, Point], code: dict[str, str]) -> None:
+def write(kernel: str, arch: str, cases: dict[str, Point], code: dict[str, str]) -> None:
     """Keep the counts, the hashes of the code that they are of, and the page in docs/tuning."""
-    where, text = files(kernel)
+    where, text = files(kernel, arch)
     raw = {p: {who: [c.as_json() for c in each] for who, each in pair.items()} for p, pair in cases.items()}
-    found = {"arch": ARCH, "code": code, "cases": raw}
+    found = {"arch": arch, "code": code, "cases": raw}
     where.write_text(json.dumps(found, indent=1) + "\n")
-    text.write_text(page(kernel, cases))
+    text.write_text(page(kernel, arch, cases))
 
 
 if __name__ == "__main__":

@@ -46,10 +46,14 @@ class GateUp:
         self.ctx, self.operands = ctx, operands
         self.steps = ctx.hidden_steps
         self._weights = routed_weights(ctx)
-        # Where the rows' operands leave few registers: a pair of tiles at a time, and few K steps' weights.
+        # Where the rows' operands leave few registers, few K steps' weights at a time, and beside three tiles
+        # of rows the sums of one pair of tiles at a time.
         tight = ctx.isa.weight_sets < 2 and ctx.geometry.row_tiles > 1
-        self._groups = [range(1), range(1, 2)] if tight else [range(2)]
+        self._groups = [range(1), range(1, 2)] if tight and ctx.geometry.row_tiles > 2 else [range(2)]
         self._at_once = 3 if tight else self.steps
+        # Where products need the rows in another form, the pairs of a group share it.
+        self._loads = self._groups if tight else [range(1), range(1, 2)]
+        self._ready: dict[int, Any] = {}
 
     # ---- routed experts
     def routed(self, num_active: Any) -> None:
@@ -88,17 +92,19 @@ class GateUp:
             picked = [picked_in(ctx, tile, task // g.blocks) for tile in range(g.row_tiles)]
             for group in self._groups:
                 acc = self._zeros()
-                for pair in group:
+                for pairs in (pairs for pairs in self._loads if pairs.start in group):
                     for first in range(0, self.steps, self._at_once):
                         steps = range(first, min(first + self._at_once, self.steps))
-                        loaded = self._load(where, range(pair, pair + 1), steps)
-                        acc = self._multiply(loaded, range(pair, pair + 1), acc, picked, steps)
+                        loaded = self._load(where, pairs, steps)
+                        acc = self._multiply(loaded, pairs, acc, picked, steps)
                         ctx.fence()
                 self._leave(acc, group)
             self._finish_routed(task)
             return carried
 
         if g.row_tiles == 1:
+            # As the products take them, for every task.
+            self._ready = {step: ctx.isa.ready(x.words, x.code) for step, x in enumerate(self.operands[0])}
             start = self._load(self._task(mine, total), range(2))
             two_sets = ctx.isa.weight_sets > 1
             step, body = (2 * WORKGROUPS, two) if two_sets else (WORKGROUPS, ahead)
@@ -143,14 +149,17 @@ class GateUp:
             before = [out[tile][rows] for tile in mine]
 
             def products(rows: int = rows, before: list[Any] = before) -> list[Any]:
-                after = list(before)
+                after, ready = list(before), dict(self._ready)
                 for i, word in enumerate(words):
-                    x = self.operands[rows][steps[i % len(steps)]]
-                    ready = ctx.isa.ready(x.words, x.code)
+                    step = steps[i % len(steps)]
+                    x = self.operands[rows][step]
+                    if step not in ready:
+                        ready[step] = ctx.isa.ready(x.words, x.code)
                     for which in range(2):
-                        at = i // len(steps) * 2 + which
-                        code = Code(word, which)
-                        after[at] = ctx.isa.mfma_fp4(loaded[2 * i + which], code, ready, x.code, after[at])
+                        at, weights = i // len(steps) * 2 + which, loaded[2 * i + which]
+                        after[at] = ctx.isa.mfma_fp4(
+                            weights, Code(word, which), ready[step], x.code, after[at]
+                        )
                 return after
 
             after = products() if picked is None else dev.choose(picked[rows], products, before)
