@@ -20,6 +20,7 @@ from typing import Any
 from rocm_overlay import kernel_set, recipe, table
 from rocm_overlay.code_object import Resources
 from rocm_overlay.errors import CheckFailed, OverlayError
+from rocm_overlay.kernel_arches import KINDS, LAUNCHES
 from rocm_overlay.kernel_set import Wanted
 from rocm_overlay.project import Project
 
@@ -48,7 +49,7 @@ class Built:
 def register(subparsers: Any) -> None:
     """Add the verb."""
     parser = subparsers.add_parser("kernels", help="compile the mono kernels ahead of time, without a GPU")
-    parser.add_argument("--arch", default="gfx950", help="gfx950 (gfx942 has no kernels of ours yet)")
+    parser.add_argument("--arch", default="gfx950", help=f"{' or '.join(LAUNCHES)} (default: gfx950)")
     parser.add_argument("--out", type=Path, help="the folder to fill (default: build/kernels)")
     parser.add_argument("--overlay", type=Path, help="the folder that holds vllm/ (default: overlay)")
     parser.add_argument("--jobs", type=int, default=0, help="compilers at once (default: one a core)")
@@ -72,8 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     out = arguments.out or project.build / "kernels"
     wanted = choose(project, arguments.arch, arguments.only, every=arguments.every)
     if not wanted:
-        known = ", ".join(kernel_set.KERNEL_ARCHES)
-        print(f"no mono kernels of ours for {arguments.arch} yet (there are some for {known}): nothing to do")
+        print(f"{nothing_for(arguments.arch)}: nothing to do")
         return 0
     overlay = arguments.overlay or project.overlay
     built = compile_all(
@@ -96,6 +96,19 @@ def choose(project: Project, arch: str, only: Sequence[str], *, every: bool = Fa
     if only:
         return [kernel_set.parse(text, arch) for text in only]
     return kernel_set.every(arch) if every else kernel_set.of_recipes(recipe.load_all(project.recipes), arch)
+
+
+def nothing_for(arch: str) -> str:
+    """Why no recipe reaches a kernel of ours for ``arch``."""
+    if arch not in LAUNCHES:
+        return f"no mono kernels of ours for {arch} (there are some for {', '.join(LAUNCHES)})"
+    if missing := sorted(set(KINDS) - LAUNCHES[arch]):
+        there = ", ".join(sorted(LAUNCHES[arch]))
+        return (
+            f"no server takes mono kernels of ours for {arch}, which lack {', '.join(missing)} (--every or "
+            f"--only compiles {there})"
+        )
+    return f"no recipe for {arch} decodes on the mono kernels"
 
 
 def check(built: Sequence[Built]) -> None:

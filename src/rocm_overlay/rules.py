@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rocm_overlay.kernel_arches import ours_serve, tp_sizes
 from rocm_overlay.machine import VISIBILITY, Gpu, visible_gpus
 from rocm_overlay.memory import GIB, FlagChange, ServerShape, changes_that_fit, changes_that_help, plan
 from rocm_overlay.recipe import Recipe
@@ -17,8 +18,10 @@ from rocm_overlay.settings import A4W4_VARIABLE, BREAKABLE_VARIABLE, Change, Set
 
 # Every workgroup of a persistent launch must be resident: one a compute unit.
 KERNEL_COMPUTE_UNITS = 256
-KERNEL_TENSOR_PARALLEL = {"gfx942": (4,), "gfx950": (2, 4)}
-KERNEL_MOE_BACKENDS = ("aiter", "aiter_mxfp4_bf16")
+KERNEL_MOE_BACKENDS = {
+    "gfx950": ("aiter", "aiter_mxfp4_bf16"),
+    "gfx942": ("aiter", "aiter_triton_mxfp4_bf16"),
+}
 
 GRAPH_MODE_FLAG = "--compilation-config.cudagraph_mode"
 # Graph modes without piecewise capture.
@@ -104,7 +107,7 @@ def _memory(settings: Settings) -> list[Fault]:
 
 def _kernels_take(shape: ServerShape) -> bool:
     """Whether the kernels, where they are on, are built for the ranks."""
-    return not shape.monokernel or shape.tensor_parallel in KERNEL_TENSOR_PARALLEL[shape.architecture]
+    return not shape.monokernel or shape.tensor_parallel in tp_sizes(shape.architecture)
 
 
 def _change(settings: Settings, one: FlagChange) -> Change:
@@ -161,7 +164,7 @@ def _kernels(settings: Settings) -> list[Fault]:
         why = "the kernels behind --monokernel read the A8W4 layout, not this one"
         changes = (Change(env=((A4W4_VARIABLE, "0"),)), off)
         found.append(Fault("a4w4", A4W4_VARIABLE, why, settings.a4w4, changes, alternatives=2))
-    built = KERNEL_TENSOR_PARALLEL[shape.architecture]
+    built = tp_sizes(shape.architecture)
     if not _kernels_take(shape):
         sizes = " and ".join(map(str, built))
         why = f"the kernels behind --monokernel are built for TP {sizes} on {shape.architecture}"
@@ -188,15 +191,16 @@ def _kernel_graphs(settings: Settings, off: Change) -> list[Fault]:
 
 
 def _experts(settings: Settings, off: Change) -> list[Fault]:
-    """On gfx942 the kernels copy the experts before a backend converts them: any backend will do."""
-    wanted = settings.moe_backend in KERNEL_MOE_BACKENDS
-    on_gfx950 = settings.shape.architecture == "gfx950"
+    """The base's gfx942 kernels copy the experts before a backend converts them: any backend will do."""
+    architecture = settings.shape.architecture
+    wanted = settings.moe_backend in KERNEL_MOE_BACKENDS[architecture]
+    in_place = ours_serve(architecture)
     why = "the kernels behind --monokernel read AITER's expert layout"
     found: list[Fault] = []
-    if on_gfx950 and not wanted:
+    if in_place and not wanted:
         change = Change(words=("--moe-backend", "aiter"))
         found.append(Fault("experts", "--moe-backend", why, settings.moe_backend, (change, off)))
-    if on_gfx950 or wanted:
+    if in_place or wanted:
         for name, seen in settings.aiter_off.items():
             found.append(Fault(name, name, why, seen, (Change(env=((name, "1"),)), off)))
     return found

@@ -12,7 +12,8 @@ import pytest
 from rocm_overlay import kernel_builds as kernels
 from rocm_overlay import kernel_set
 from rocm_overlay.code_object import function_code, instruction_starts, unescape
-from rocm_overlay.kernel_set import BACK, FRONT, NO_ROUTING, TARGET, Wanted
+from rocm_overlay.kernel_arches import BACK, FRONT
+from rocm_overlay.kernel_set import NO_ROUTING, TARGET, Wanted
 from rocm_overlay.pin import Pin
 from rocm_overlay.project import Project
 from tests.harness.interpreter import HARNESS

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from rocm_overlay import kernel_arches, kernel_set, recipe
 from rocm_overlay import kernel_builds as kernels
-from rocm_overlay import kernel_set, recipe
 from rocm_overlay.code_object import (
     Resources,
     UnreadableCodeObject,
@@ -18,7 +18,8 @@ from rocm_overlay.code_object import (
     read_module,
 )
 from rocm_overlay.errors import CheckFailed, OverlayError
-from rocm_overlay.kernel_set import BACK, DRAFT, FFN, FRONT, NO_ROUTING, TARGET, Wanted
+from rocm_overlay.kernel_arches import BACK, FFN, FRONT, graph_widths, reachable_widths
+from rocm_overlay.kernel_set import DRAFT, NO_ROUTING, TARGET, Wanted
 from rocm_overlay.project import Project
 
 PROJECT = Project.find()
@@ -46,17 +47,42 @@ def test_every_whole_decode_batch_of_a_recipe_has_a_kernel(name):
     assert {one.tp for one in found} == {2 if "tp2" in name else 4}
 
 
-def test_recipes_without_kernels_of_ours_reach_none():
-    assert kernel_set.of_recipe(RECIPES["mi300x-tp4"]) == set(), "it decodes on vLLM's path"
-    assert kernel_set.of_recipe(RECIPES["mi325x-tp4"]) == set(), "there are none for gfx942 yet"
+def launches_of_gfx942(monkeypatch, launches):
+    monkeypatch.setattr(kernel_arches, "LAUNCHES", {**kernel_arches.LAUNCHES, "gfx942": frozenset(launches)})
+
+
+def without_kernels(recipe):
+    return replace(recipe, args={**recipe.args, "monokernel": False})
+
+
+@pytest.mark.parametrize("missing", [FRONT, BACK, FFN])
+def test_an_architecture_that_lacks_a_launch_reaches_none(monkeypatch, missing):
+    launches_of_gfx942(monkeypatch, {FRONT, BACK, FFN} - {missing})
+    assert kernel_set.of_recipe(RECIPES["mi325x-tp4"]) == set(), "it decodes on the base's kernels"
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_whole_decode_batch_on_gfx942_has_a_kernel_once_all_launches_are_there(monkeypatch, ranks):
+    launches_of_gfx942(monkeypatch, {FRONT, BACK, FFN})
+    one = RECIPES["mi325x-tp4"]
+    found = kernel_set.of_recipe(replace(one, args={**one.args, "tensor-parallel-size": ranks}))
+    assert {wanted.tp for wanted in found} == {ranks} and {wanted.arch for wanted in found} == {"gfx942"}
+    for kind, routing in ((FRONT, NO_ROUTING), (BACK, TARGET), (BACK, DRAFT)):
+        rows = {w.rows for w in found if (w.kernel, w.experts, w.picks) == (kind, *routing)}
+        assert {1, 2, 4, 8, 16, 24, 32, 40} | set(range(6, 43, 6)) | set(range(5, 41, 5)) <= rows
+        assert max(rows) == 42
+
+
+def test_a_recipe_without_the_kernels_reaches_none(monkeypatch):
+    launches_of_gfx942(monkeypatch, {FRONT, BACK, FFN})
+    for name in ("mi325x-tp4", "mi355x-tp4"):
+        assert kernel_set.of_recipe(without_kernels(RECIPES[name])) == set()
 
 
 def test_captured_sizes_that_a_server_names_are_the_ones():
-    assert kernel_set.reachable_widths(0, 512, [3, 11]) >= {3, 11}
-    assert max(kernel_set.reachable_widths(5, 1024)) == 48
-    assert 40 not in kernel_set.graph_widths([8, 16], 6) and {8, 12, 16, 18} == kernel_set.graph_widths(
-        [8, 16], 6
-    )
+    assert reachable_widths("gfx950", 0, 512, [3, 11]) >= {3, 11}
+    assert max(reachable_widths("gfx950", 5, 1024)) == 48 and max(reachable_widths("gfx942", 5, 1024)) == 42
+    assert 40 not in graph_widths([8, 16], 6) and {8, 12, 16, 18} == graph_widths([8, 16], 6)
 
 
 def test_the_set_of_all_recipes_holds_each_of_them_once():
@@ -70,15 +96,34 @@ def test_every_kernel_is_what_the_launch_says_it_does():
 
     from vllm.models.deepseek_v41.amd.mono import builds, geometry  # isort: skip
 
-    every = kernel_set.every("gfx950")
-    for kind in (FFN, BACK):
-        ours = {(one.tp, one.experts, one.picks, one.rows) for one in every if one.kernel == kind}
-        assert ours == {(g.tp, g.experts, g.picks, g.rows) for g in builds.every_geometry()}
-    fronts = [(one.tp, one.rows) for one in every if one.kernel == FRONT]
-    assert sorted(fronts) == sorted({(g.tp, g.rows) for g in builds.every_geometry()})
-    assert {kind: what.routed for kind, what in builds.KINDS.items()} == kernel_set.KINDS
-    assert set(kernel_set.KERNEL_ARCHES) == set(builds.ISAS) and kernel_set.MAX_ROWS == geometry.MAX_ROWS
-    assert kernel_set.every("gfx942") == []
+    assert {kind: what.routed for kind, what in builds.KINDS.items()} == kernel_arches.KINDS
+    there = builds.ARCHITECTURES
+    assert {arch: one.launches for arch, one in there.items()} == kernel_arches.LAUNCHES
+    assert {arch: one.max_rows for arch, one in there.items()} == kernel_arches.MOST_ROWS
+    assert kernel_arches.TP_SIZES == geometry.SUPPORTED_TP
+    for arch, one in there.items():
+        assert builds.takes_launches(arch) == kernel_arches.ours_serve(arch)
+        every = kernel_set.every(arch)
+        geometries = [g for g in builds.every_geometry() if g.rows <= one.max_rows]
+        for kind in one.launches - {FRONT}:
+            ours = {(w.tp, w.experts, w.picks, w.rows) for w in every if w.kernel == kind}
+            assert ours == {(g.tp, g.experts, g.picks, g.rows) for g in geometries}
+        fronts = [(w.tp, w.rows) for w in every if w.kernel == FRONT]
+        assert sorted(fronts) == (
+            sorted({(g.tp, g.rows) for g in geometries}) if FRONT in one.launches else []
+        )
+
+
+def test_the_host_s_table_says_how_each_instruction_set_reads_the_experts():
+    from tests.unit import test_specialized_decode_tree  # noqa: F401
+
+    from vllm.models.deepseek_v41.amd.mono import builds, geometry  # isort: skip
+
+    for arch, there in builds.ARCHITECTURES.items():
+        built = builds.ffn_build(geometry.FfnGeometry(there.max_rows, 2), arch)
+        assert built.name.startswith(f"ffn_{arch}_tp2_rows{there.max_rows}_")
+        isa = builds.isa_of(arch)
+        assert (isa.name, isa.expert_layout) == (arch, there.expert_layout)
 
 
 def answer(**changes):
@@ -134,12 +179,25 @@ def test_a_recipe_whose_cache_whole_layers_do_not_read_reaches_the_ffn_launch():
     assert {kernel.kernel for kernel in kernel_set.of_recipe(other)} == {FFN}
 
 
-def test_gfx942_is_said_to_have_none(capsys):
+@pytest.mark.parametrize(
+    ("arch", "launches", "said"),
+    [
+        ("gfx90a", {FFN}, "no mono kernels of ours for gfx90a (there are some for gfx950, gfx942)"),
+        (
+            "gfx942",
+            {FFN},
+            "for gfx942, which lack attention_back_ffn, attention_front (--every or",
+        ),
+    ],
+)
+def test_why_there_is_nothing_to_compile_is_said(capsys, monkeypatch, arch, launches, said):
+    launches_of_gfx942(monkeypatch, launches)
+    monkeypatch.setattr(kernels, "LAUNCHES", kernel_arches.LAUNCHES)
     parser = argparse.ArgumentParser()
     kernels.register(parser.add_subparsers())
-    given = parser.parse_args(["kernels", "--arch", "gfx942"])
+    given = parser.parse_args(["kernels", "--arch", arch])
     assert given.run(given) == 0
-    assert "no mono kernels of ours for gfx942 yet" in capsys.readouterr().out
+    assert said in capsys.readouterr().out
 
 
 def worker(tmp_path, monkeypatch, program):

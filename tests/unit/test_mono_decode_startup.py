@@ -277,7 +277,7 @@ def test_our_kernels_fit_the_workgroups_that_must_be_resident() -> None:
 def test_a_gpu_without_kernels_of_ours_refuses(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.models.deepseek_v41.amd.mono import builds
 
-    monkeypatch.setattr(builds, "ISAS", {})
+    monkeypatch.setattr(builds, "ARCHITECTURES", {})
     with pytest.raises(SpecializedDecodeError, match="no mono kernels for gfx950"):
         MonoDecodeLayer.create(decoder_layer(), deployment())
 

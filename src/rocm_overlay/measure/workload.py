@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from rocm_overlay.errors import OverlayError
+from rocm_overlay.kernel_arches import MOST_ROWS
 from rocm_overlay.measure.options import MOST_SECONDS
 from rocm_overlay.recipe import Recipe, check_plain, parse_yaml
 from rocm_overlay.textio import read_text
 
 PROFILES_NAME = "profiles.yaml"
-# Of the kernels: the rows that each architecture's largest decode step may have.
-MOST_ROWS = {"gfx950": 48, "gfx942": 42}
 REPEATS = ("fresh", "salted", "same")
 
 

@@ -6,8 +6,8 @@ vLLM's compressor and indexer run between them on an index source. The FFN launc
 unreduced output on, for layers whose attention vLLM runs. Every path hands on the same five tensors, so that
 layers may take different ones.
 
-The kernels stand behind ``MonoKernels``: ours on CDNA4 (``OwnKernels``), the base's on CDNA3
-(``_open_kernels``).
+The kernels stand behind ``MonoKernels``: ours (``OwnKernels``) where an architecture has every launch
+(``mono.builds``), else the base's (``_open_kernels``).
 ``mono_decode_spec`` says what they can run, ``mono_decode_weights`` what they read.
 """
 
@@ -56,6 +56,7 @@ from vllm.models.deepseek_v41.amd.mono_decode_weights import (
     copies_at_load,
     copy_experts_at_load,
     copy_linear_at_load,
+    kept_at_load,
     layer_weights,
 )
 
@@ -310,8 +311,7 @@ class MonoDecodeLayer:
         self._attn, self._window_layer, self._indexer = attn, attn.swa_cache_layer, attn.indexer
         self.plan, self.routing, self.decode = plan, routing, decode
         self.ffn_only = plan.launch is Launch.PART
-        # vLLM's entry seam has a folded form for the embedding, which on CDNA3 no AITER kernel runs.
-        self.unfolded_entry = not self.ffn_only and generation().reads_copies
+        self.unfolded_entry = not self.ffn_only and generation().unfolded_entry
         self.weights: Any = None
         # The kernels' methods, bound at the first taken step.
         self._forward: Callable[..., tuple[Tensor, ...]] | None = None
@@ -324,6 +324,7 @@ class MonoDecodeLayer:
         self._window = RecordCache(plan.name, "sliding-window cache", RECORD)
         self._compressed = RecordCache(plan.name, "compressed cache", RECORD)
         self.copies = copies_at_load(layer, plan) if generation().reads_copies else {}
+        self.kept = kept_at_load(layer, plan) if generation().cleans_negative_zero else {}
         decode.read_metadata_of(self._swa_name, None if self.ffn_only else self._compressed_name)
 
     @staticmethod
@@ -489,7 +490,7 @@ def _decode_of(layer: Any, vllm_config: VllmConfig, role: str) -> MonoDecode:
             raise refusal(f"{option}: {SPEC.name}", tuple(f"{name}: {reason}" for reason in reasons))
         return decode
     replace(SPEC, checks=(*SPEC.checks, *checks)).require(vllm_config, option)
-    if generation().reads_copies:
+    if generation().own_top_k:
         from vllm.models.deepseek_v41.amd.ops import topk
 
         topk.build()  # a build that fails then shows now, and vLLM's top-k serves from the first step on

@@ -6,24 +6,20 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import vllm.envs as envs
 from vllm.models.common.specialized_decode.decode import DRAFT, TARGET, Launch, LayerPlan
 from vllm.models.common.specialized_decode.spec import Check, DecodeSpec, rocm_device
+from vllm.models.deepseek_v41.amd.mono import builds
+from vllm.models.deepseek_v41.amd.mono.geometry import MAX_ROWS, MAX_ROWS_GFX942, WORKGROUPS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 CDNA3, CDNA4 = 3, 4
-MAX_ROWS = 48  # 8 requests of one token and five drafts
-# Six rows at a time go through a CDNA3 workgroup's 64 KB of LDS, and beyond seven times six the shared expert
-# needs more tasks than the launch has workgroups. vLLM captures graphs of 36 and 42 rows with five drafts, so
-# no captured size is lost between the two limits but 48 itself.
-MAX_ROWS_GFX942 = 42
-WORKGROUPS = 256
 
 
 @dataclass(frozen=True)
@@ -45,11 +41,16 @@ class Generation:
         max_rows: rows of the largest step.
         tp_sizes: tensor parallel sizes that they are built for.
         indexer: the indexer that they run an index source with, as module and class.
-        reads_copies: whether they read copies of the weights, made at load, rather than the weights.
+        reads_copies: whether they read copies of all weights, made at load.
         needs_fused_seam: whether vLLM's path must run AITER's fused seam, for both paths to round alike.
         draft_launch: what they run of a DSpark draft layer.
+        moe_backend: the ``Mxfp4MoeBackend`` in whose layout they read the routed experts; None for any.
         own_kernels: whether layers run on ``mono.layer_launch`` and parts of them on ``mono.ffn_launch``,
             rather than on ``mono.runner``.
+        own_top_k: whether the indexer's top-k extension is built at start-up.
+        unfolded_entry: whether vLLM's path must enter the model through the unfolded seam, since no AITER
+            kernel runs the folded one.
+        cleans_negative_zero: whether their FP8 instructions read OCP -0 (0x80) as a NaN.
     """
 
     max_rows: int
@@ -58,30 +59,49 @@ class Generation:
     reads_copies: bool
     needs_fused_seam: bool
     draft_launch: Launch
-    own_kernels: bool = False
+    moe_backend: str | None
+    own_kernels: bool
+    own_top_k: bool = False
+    unfolded_entry: bool = False
+    cleans_negative_zero: bool = False
 
 
-GENERATIONS = {
-    # Its draft layers' FFN launch changes which drafts are accepted at most: the target's output is its own.
-    CDNA3: Generation(
-        MAX_ROWS_GFX942, frozenset({4}), ("vllm.models.deepseek_v41.attention", "DeepseekV4Indexer"),
-        reads_copies=True, needs_fused_seam=False, draft_launch=Launch.PART,
-    ),
-    CDNA4: Generation(
-        MAX_ROWS, frozenset({2, 4}), ("vllm.models.deepseek_v41.amd.rocm", "DeepseekV41RocmMxfp4Indexer"),
-        reads_copies=False, needs_fused_seam=True, draft_launch=Launch.WHOLE, own_kernels=True,
-    ),
-}  # fmt: skip
+_CDNA4 = Generation(
+    MAX_ROWS, frozenset({2, 4}), ("vllm.models.deepseek_v41.amd.rocm", "DeepseekV41RocmMxfp4Indexer"),
+    reads_copies=False, needs_fused_seam=True, draft_launch=Launch.WHOLE, moe_backend="AITER_MXFP4_BF16",
+    own_kernels=True,
+)  # fmt: skip
+# The base's kernels. Their FFN launch of draft layers changes which drafts are accepted at most: the target's
+# output is its own.
+_CDNA3_BASE = Generation(
+    MAX_ROWS_GFX942, frozenset({4}), ("vllm.models.deepseek_v41.attention", "DeepseekV4Indexer"),
+    reads_copies=True, needs_fused_seam=False, draft_launch=Launch.PART, moe_backend=None, own_kernels=False,
+    own_top_k=True, unfolded_entry=True,
+)  # fmt: skip
+_CDNA3 = replace(
+    _CDNA3_BASE, tp_sizes=frozenset({2, 4}), reads_copies=False, draft_launch=Launch.WHOLE,
+    moe_backend="AITER_TRITON_MXFP4_BF16", own_kernels=True, cleans_negative_zero=True,
+)  # fmt: skip
+
+
+def generations() -> dict[int, Generation]:
+    """By CDNA version. On CDNA3 the base's kernels serve for as long as one of our launches is missing
+    (``builds.ARCHITECTURES``)."""
+    return {CDNA3: _CDNA3 if builds.takes_launches("gfx942") else _CDNA3_BASE, CDNA4: _CDNA4}
+
+
+def _generation_or_none() -> Generation | None:
+    """This GPU's; None where the deployment is refused for its GPU."""
+    return generations().get(rocm_device().cdna_version or 0)
 
 
 def _kernels_reason(_: VllmConfig) -> str | None:
-    built = GENERATIONS.get(rocm_device().cdna_version or 0)
+    built = _generation_or_none()
     return _own_kernels_reason() if built is not None and built.own_kernels else _base_kernels_reason()
 
 
 def _own_kernels_reason() -> str | None:
     from vllm.models.common.amd.persistent.build import KernelBuildError
-    from vllm.models.deepseek_v41.amd.mono import builds
 
     try:
         for kind in builds.KINDS.values():
@@ -119,7 +139,7 @@ def gpu_architecture() -> str:
 
 def _tp_size_reason(config: VllmConfig) -> str | None:
     device, seen = rocm_device(), config.parallel_config.tensor_parallel_size
-    built = GENERATIONS.get(device.cdna_version or 0)
+    built = _generation_or_none()
     if built is None or seen in built.tp_sizes or seen not in SPEC.tp_sizes:
         return None  # or refused for itself
     wanted = " or ".join(map(str, sorted(built.tp_sizes)))
@@ -138,7 +158,7 @@ SPEC = DecodeSpec(
     dtypes=frozenset({torch.bfloat16}),
     kv_cache_dtypes=None,  # a layer of another cache keeps vLLM's attention and takes the FFN launch
     tp_sizes=frozenset({2, 4}),
-    max_rows={cdna: generation.max_rows for cdna, generation in GENERATIONS.items()},
+    max_rows={CDNA3: MAX_ROWS_GFX942, CDNA4: MAX_ROWS},
     resident_workgroups=WORKGROUPS,
     graph_modes=frozenset({"NONE", "FULL"}),
     runs_alongside=frozenset(
@@ -178,14 +198,15 @@ def layer_checks(layer: Any) -> tuple[Check, ...]:
 def _moe_backend_reason(layer: Any, _: VllmConfig) -> str | None:
     from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
 
-    experts = _routed_experts(layer)
-    built = GENERATIONS.get(rocm_device().cdna_version or 0)
-    if experts is None or built is None or built.reads_copies:
+    experts, built = _routed_experts(layer), _generation_or_none()
+    if experts is None or built is None or built.moe_backend is None:
         # A layer that runs no launch, or a GPU that is refused, for that; or the kernels read copies from
         # before the backend's conversion.
         return None
-    seen, wanted = experts.quant_method.mxfp4_backend, Mxfp4MoeBackend.AITER_MXFP4_BF16
-    return None if seen is wanted else f"MoE backend: {seen}, wanted {wanted.name} (--moe-backend aiter)"
+    seen, wanted = experts.quant_method.mxfp4_backend, Mxfp4MoeBackend[built.moe_backend]
+    if seen is wanted:
+        return None
+    return f"MoE backend: {seen}, wanted {wanted.name} (--moe-backend aiter, with VLLM_ROCM_USE_AITER=1)"
 
 
 def _routed_experts(layer: Any) -> Any:
@@ -193,7 +214,7 @@ def _routed_experts(layer: Any) -> Any:
 
 
 def _seam_reason(layer: Any, _: VllmConfig) -> str | None:
-    built = GENERATIONS.get(rocm_device().cdna_version or 0)
+    built = _generation_or_none()
     if built is None or not built.needs_fused_seam or layer.fuse_seam_norm:
         return None
     return (
@@ -211,7 +232,7 @@ def _causal_reason(layer: Any, config: VllmConfig) -> str | None:
 
 def generation() -> Generation:
     """This GPU's generation; the deployment is not refused."""
-    return GENERATIONS[rocm_device().cdna_version or 0]
+    return generations()[rocm_device().cdna_version or 0]
 
 
 def routing_of(vllm_config: VllmConfig, role: str) -> Routing:

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A DeepSeek-V4.1 layer's weights as the mono kernels read them: where they are, and the copies of CDNA3."""
+"""A DeepSeek-V4.1 layer's weights as the mono kernels read them: where they are, what is kept at load, and
+the copies of the base's CDNA3 kernels."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from vllm.models.common.specialized_decode.decode import Launch, LayerPlan
-from vllm.models.common.specialized_decode.weights import CopyAtLoad, as_bytes, gather, loaded
-from vllm.models.deepseek_v41.amd.mono_decode_spec import generation
+from vllm.models.common.specialized_decode.weights import CopyAtLoad, KeptAtLoad, as_bytes, gather, loaded
+from vllm.models.deepseek_v41.amd.mono import builds
+from vllm.models.deepseek_v41.amd.mono_decode_cdna3 import keep_at_load
+from vllm.models.deepseek_v41.amd.mono_decode_spec import generation, gpu_architecture
 
 if TYPE_CHECKING:
     from vllm.models.deepseek_v41.amd.mono_decode import MonoDecodeLayer
@@ -33,6 +37,7 @@ SHARED_EXPERT = {
     ("sgu", "sgu_s"): "ffn.shared_experts.gate_up_proj",
     ("sw2", "sw2_s"): "ffn.shared_experts.down_proj",
 }
+LINEAR_TENSORS = ("weight", "weight_scale")
 EXPERTS = "ffn.experts.routed_experts"
 EXPERT_TENSORS = {
     "w13": "w13_weight", "w13_s": "w13_weight_scale", "w2": "w2_weight", "w2_s": "w2_weight_scale",
@@ -44,6 +49,11 @@ COPIES = "mono942"  # the attribute of a linear, or of the experts, that holds t
 
 def _linears(launch: Launch | None) -> dict[tuple[str, str], str]:
     return SHARED_EXPERT | (ATTENTION_LINEARS if launch is Launch.WHOLE else {})
+
+
+def kept_at_load(layer: Any, plan: LayerPlan) -> dict[str, KeptAtLoad]:
+    """What our CDNA3 kernels read of the weights that vLLM processes, by the path of what is processed."""
+    return keep_at_load(layer, _linears(plan.launch).values(), EXPERTS)
 
 
 def copies_at_load(layer: Any, plan: LayerPlan) -> dict[str, CopyAtLoad]:
@@ -108,8 +118,46 @@ def _places(linears: dict[tuple[str, str], str]) -> dict[str, str]:
     return {
         name: f"{path}.{leaf}"
         for names, path in linears.items()
-        for name, leaf in zip(names, ("weight", "weight_scale"), strict=True)
+        for name, leaf in zip(names, LINEAR_TENSORS, strict=True)
     }
+
+
+def _taken(layer: Any, mono: MonoDecodeLayer, names: dict[str, str], half: Half) -> dict[str, Tensor]:
+    """The tensors of half a layer by the kernels' names, from where they are or what was kept of them.
+
+    Raises:
+        AttributeError: tensors are missing; all of them are named.
+        ValueError: vLLM left weights as the kernels cannot read them; all of these are named.
+    """
+    if not mono.kept:
+        return _named(layer, names, half.places | _places(half.linears) | half.experts)
+    tensors, faults = _named(layer, names, half.places), []
+    wanted = {path: dict(zip(pair, LINEAR_TENSORS, strict=True)) for pair, path in half.linears.items()}
+    if half.experts:
+        wanted[EXPERTS] = EXPERT_TENSORS
+    for path, found_as in wanted.items():
+        try:
+            kept = mono.kept[path].taken(path)
+        except ValueError as error:
+            faults.append(str(error))
+            continue
+        tensors |= {names[name]: kept[leaf] for name, leaf in found_as.items()}
+    if faults:
+        raise ValueError("; ".join(faults))
+    return tensors
+
+
+@dataclass(frozen=True)
+class Half:
+    """Where the tensors of the attention, or of the FFN, are below a decoder layer."""
+
+    places: dict[str, str]
+    linears: dict[tuple[str, str], str]
+    experts: dict[str, str]
+
+
+FFN_HALF = Half(SEAMS, SHARED_EXPERT, {name: f"{EXPERTS}.{path}" for name, path in EXPERT_TENSORS.items()})
+ATTENTION_HALF = Half(SEAMS | ATTENTION, ATTENTION_LINEARS, {})
 
 
 def ffn_weights(layer: Any, mono: MonoDecodeLayer) -> Any:
@@ -120,27 +168,33 @@ def ffn_weights(layer: Any, mono: MonoDecodeLayer) -> Any:
         ValueError: tensors are not as the kernel reads them; all faults are named.
     """
     weights = _ffn_half(layer, mono)
-    weights.check(mono.decode.build.tp_size, mono.routing.experts, mono.routing.picks)
+    weights.check(*_read_as(mono))
     return weights
 
 
 def _ffn_half(layer: Any, mono: MonoDecodeLayer) -> Any:
     from vllm.models.deepseek_v41.amd.mono.ffn_launch import FfnWeights
 
-    experts = {name: f"{EXPERTS}.{path}" for name, path in EXPERT_TENSORS.items()}
-    tensors = _named(layer, FFN_NAMES, SEAMS | experts | _places(SHARED_EXPERT))
-    return FfnWeights(layer=mono.plan.name, **tensors)
+    return FfnWeights(layer=mono.plan.name, **_taken(layer, mono, FFN_NAMES, FFN_HALF))
+
+
+def _read_as(mono: MonoDecodeLayer) -> tuple[int, int, int, str]:
+    """TP size, experts, picks and the experts' layout, as the weights' checks take them."""
+    layout = builds.ARCHITECTURES[gpu_architecture()].expert_layout
+    return mono.decode.build.tp_size, mono.routing.experts, mono.routing.picks, layout
 
 
 def whole_weights(layer: Any, mono: MonoDecodeLayer) -> Any:
     """The layer's weights as our whole-layer kernels take them, checked; raises as ``ffn_weights``."""
     from vllm.models.deepseek_v41.amd.mono.layer_launch import LayerWeights
 
-    tensors = _named(layer, ATTENTION_NAMES, SEAMS | ATTENTION | _places(ATTENTION_LINEARS))
     weights = LayerWeights(
-        layer=mono.plan.name, ratio=layer.attn.compress_ratio, ffn=_ffn_half(layer, mono), **tensors
+        layer=mono.plan.name,
+        ratio=layer.attn.compress_ratio,
+        ffn=_ffn_half(layer, mono),
+        **_taken(layer, mono, ATTENTION_NAMES, ATTENTION_HALF),
     )
-    weights.check(mono.decode.build.tp_size, mono.routing.experts, mono.routing.picks)
+    weights.check(*_read_as(mono))
     return weights
 
 
@@ -164,7 +218,7 @@ def layer_weights(layer: Any, mono: MonoDecodeLayer) -> Any:
     whole = not mono.ffn_only
     tensors = gather(layer, SEAMS | (ATTENTION if whole else {}))
     for names, path in _linears(mono.plan.launch).items():
-        tensors |= zip(names, loaded(layer, path, ("weight", "weight_scale"), mono.copies), strict=True)
+        tensors |= zip(names, loaded(layer, path, LINEAR_TENSORS, mono.copies), strict=True)
     tensors |= zip(EXPERT_TENSORS, loaded(layer, EXPERTS, EXPERT_TENSORS.values(), mono.copies), strict=True)
     if whole:
         own = [*ATTENTION, *(name for pair in ATTENTION_LINEARS for name in pair)]

@@ -9,7 +9,15 @@ from typing import Any
 
 from vllm.models.common.amd.persistent.build import Build, KernelBuildError
 
-from .geometry import MAX_ROWS, SUPPORTED_EXPERTS, SUPPORTED_TP, BackGeometry, FfnGeometry, FrontGeometry
+from .geometry import (
+    MAX_ROWS,
+    MAX_ROWS_GFX942,
+    SUPPORTED_EXPERTS,
+    SUPPORTED_TP,
+    BackGeometry,
+    FfnGeometry,
+    FrontGeometry,
+)
 
 _PERSISTENT = "vllm.models.common.amd.persistent"
 
@@ -39,8 +47,54 @@ KINDS = {
     "attention_back_ffn": Kind(f"{__package__}.kernels.attention_back_ffn", "BackArguments", BackGeometry),
 }
 FFN_MODULE = KINDS["ffn"].module
-# Where each architecture's instructions are, as module and class.
-ISAS = {"gfx950": (f"{_PERSISTENT}.isa.gfx950", "Gfx950")}
+# Launches of a whole layer, and of the FFN half.
+LAYER_LAUNCHES, FFN_LAUNCHES = frozenset({"attention_front", "attention_back_ffn"}), frozenset({"ffn"})
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What there is for an architecture.
+
+    Args:
+        isa: its instructions, as module and class.
+        expert_layout: how the serving engine keeps the routed experts there, one of ``EXPERT_LAYOUTS``.
+        max_rows: rows of the largest step.
+        launches: those of ``KINDS`` that are written for it.
+    """
+
+    isa: tuple[str, str]
+    expert_layout: str
+    max_rows: int
+    launches: frozenset[str]
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """Launches that a server needs and that there are not."""
+        return (LAYER_LAUNCHES | FFN_LAUNCHES) - self.launches
+
+
+# The one place that says which launches an architecture has. A server takes them all or, where one is
+# missing, none: ``takes_launches``.
+ARCHITECTURES = {
+    "gfx950": Architecture(
+        (f"{_PERSISTENT}.isa.gfx950", "Gfx950"), "aiter_shuffle", MAX_ROWS, LAYER_LAUNCHES | FFN_LAUNCHES
+    ),
+    "gfx942": Architecture(
+        (f"{_PERSISTENT}.isa.gfx942", "Gfx942"), "row_major", MAX_ROWS_GFX942, FFN_LAUNCHES
+    ),
+}  # fmt: skip
+
+
+def takes_launches(arch: str) -> bool:
+    """Whether a server on ``arch`` runs these kernels."""
+    return arch in ARCHITECTURES and not ARCHITECTURES[arch].missing
+
+
+def _architecture(arch: str) -> Architecture:
+    if arch not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise KernelBuildError(f"no mono kernels for {arch}, there are some for {known}")
+    return ARCHITECTURES[arch]
 
 
 def isa_of(arch: str) -> Any:
@@ -49,9 +103,7 @@ def isa_of(arch: str) -> Any:
     Raises:
         KernelBuildError: there are no kernels for it.
     """
-    if arch not in ISAS:
-        raise KernelBuildError(f"no mono kernels for {arch}, there are some for {', '.join(sorted(ISAS))}")
-    module, name = ISAS[arch]
+    module, name = _architecture(arch).isa
     return getattr(importlib.import_module(module), name)()
 
 
@@ -59,10 +111,15 @@ def kernel_build(kind: str, geometry: FfnGeometry, arch: str) -> Build:
     """One build of one of ``KINDS``.
 
     Raises:
-        KernelBuildError: there are no kernels for ``arch``.
+        KernelBuildError: there is no such kernel for ``arch``.
     """
-    if arch not in ISAS:
-        isa_of(arch)
+    there = _architecture(arch)
+    if kind not in there.launches or geometry.rows > there.max_rows:
+        known = ", ".join(sorted(there.launches))
+        raise KernelBuildError(
+            f"no mono kernel {kind} of {geometry.rows} rows for {arch}, there are {known} of up to "
+            f"{there.max_rows}"
+        )
     what = KINDS[kind]
 
     def make(name: str) -> tuple[Any, tuple[Any, ...]]:
@@ -75,7 +132,7 @@ def kernel_build(kind: str, geometry: FfnGeometry, arch: str) -> Build:
     parameters = [("tp", geometry.tp), ("rows", geometry.rows)]
     if what.routed:
         parameters += [("experts", geometry.experts), ("picks", geometry.picks)]
-    return Build(kind, (what.module, ISAS[arch][0]), arch, tuple(parameters), make)
+    return Build(kind, (what.module, there.isa[0]), arch, tuple(parameters), make)
 
 
 def ffn_build(geometry: FfnGeometry, arch: str) -> Build:

@@ -20,7 +20,7 @@ from vllm.models.common.amd.persistent.kernel_cache import KernelCache
 from vllm.models.common.amd.persistent.peers import Group, PeerBackend, SymmetricMemory, symmetric_memory
 
 from . import builds
-from .geometry import HIDDEN, MIXES, MX_BLOCK, STREAMS, FfnGeometry
+from .geometry import HIDDEN, MIXES, MX_BLOCK, STREAMS, FfnGeometry, padded_share
 
 # Polls of a wait before it gives up. A poll is a round trip past the L2 and a sleep of 64 cycles or more, a
 # microsecond at least by that arithmetic, so a wait lasts some tens of seconds: longer than ranks are apart
@@ -68,29 +68,39 @@ class FfnWeights:
         """The tensors by name."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "layer"}
 
-    def check(self, tp: int, experts: int, picks: int) -> None:
+    def check(self, tp: int, experts: int, picks: int, layout: str = "aiter_shuffle") -> None:
         """Refuse tensors that the kernel would read past or misread.
+
+        Args:
+            layout: the routed experts', of ``EXPERT_LAYOUTS``.
 
         Raises:
             ValueError: every fault at once, with the layer's name.
         """
-        wanted = expected(FfnGeometry(1, tp, experts, picks))
+        wanted = expected(FfnGeometry(1, tp, experts, picks), layout)
         faults = [
             fault
             for name, tensor in self.tensors().items()
             for fault in faults_of(name, tensor, *wanted[name])
         ]
         if faults:
-            raise ValueError(f"FFN launch of {self.layer}: " + "; ".join(faults))
+            routed = any(fault.startswith(ROUTED) for fault in faults)
+            way_out = f" (experts are read as {WAYS_OUT[layout]})" if routed else ""
+            raise ValueError(f"FFN launch of {self.layer}: {'; '.join(faults)}{way_out}")
 
 
-def expected(g: FfnGeometry) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of every weight, as vLLM loads them with AITER's experts. Scales are E8M0 codes as
-    bytes; those of routed experts have experts and rows in one dimension."""
-    bf16, f32, codes = torch.bfloat16, torch.float32, torch.uint8
-    fp4, fp8 = torch.float4_e2m1fn_x2, torch.float8_e4m3fn
+ROUTED = ("w13", "w2")
+WAYS_OUT = {
+    "aiter_shuffle": "AITER_MXFP4_BF16 leaves them: start with --moe-backend aiter",
+    "row_major": "AITER_TRITON_MXFP4_BF16 and triton_kernels 3.8 leave them: start with --moe-backend aiter",
+}
+
+
+def expected(g: FfnGeometry, layout: str = "aiter_shuffle") -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of every weight, as vLLM loads them. Scales are E8M0 codes as bytes; those of routed
+    experts in AITER's shuffle have experts and rows in one dimension."""
+    bf16, f32, codes, fp8 = torch.bfloat16, torch.float32, torch.uint8, torch.float8_e4m3fn
     blocks = HIDDEN // MX_BLOCK
-    columns = -(-(g.padded_share // MX_BLOCK) // SCALE_GROUP) * SCALE_GROUP
     return {
         "mix_projection": ((MIXES, STREAMS * HIDDEN), f32),
         "mix_scale": ((3,), f32),
@@ -98,14 +108,31 @@ def expected(g: FfnGeometry) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         "norm_weight": ((HIDDEN,), bf16),
         "gate_weight": ((g.experts, HIDDEN), bf16),
         "gate_bias": ((g.experts,), f32),
-        "w13": ((g.experts, 2 * g.padded_share, HIDDEN // 2), fp4),
-        "w13_scale": ((g.experts * 2 * g.padded_share, blocks), codes),
-        "w2": ((g.experts, HIDDEN, g.padded_share // 2), fp4),
-        "w2_scale": ((g.experts * HIDDEN, columns), codes),
+        **_routed(g, layout),
         "shared_w13": ((2 * g.share, HIDDEN), fp8),
         "shared_w13_scale": ((2 * g.share // MX_BLOCK, blocks), codes),
         "shared_w2": ((HIDDEN, g.share), fp8),
         "shared_w2_scale": ((blocks, g.share // MX_BLOCK), codes),
+    }
+
+
+def _routed(g: FfnGeometry, layout: str) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Of the routed experts."""
+    columns, experts, blocks = padded_share(g.share, layout), g.experts, HIDDEN // MX_BLOCK
+    if layout == "row_major":
+        return {
+            "w13": ((experts, 2 * columns, HIDDEN // 2), torch.uint8),
+            "w13_scale": ((experts, blocks, 2 * columns), torch.uint8),
+            "w2": ((experts, HIDDEN, columns // 2), torch.uint8),
+            "w2_scale": ((experts, columns // MX_BLOCK, HIDDEN), torch.uint8),
+        }
+    scale_columns = -(-(columns // MX_BLOCK) // SCALE_GROUP) * SCALE_GROUP
+    fp4 = torch.float4_e2m1fn_x2
+    return {
+        "w13": ((experts, 2 * columns, HIDDEN // 2), fp4),
+        "w13_scale": ((experts * 2 * columns, blocks), torch.uint8),
+        "w2": ((experts, HIDDEN, columns // 2), fp4),
+        "w2_scale": ((experts * HIDDEN, scale_columns), torch.uint8),
     }
 
 
@@ -114,7 +141,9 @@ def faults_of(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dt
     if tuple(tensor.shape) != shape:
         found.append(f"{name} has shape {tuple(tensor.shape)}, wanted {shape}")
     if tensor.dtype != dtype:
-        found.append(f"{name} is {tensor.dtype}, wanted {dtype}")
+        widened = (tensor.dtype, dtype) == (torch.bfloat16, torch.float8_e4m3fn)
+        way_out = ": set VLLM_MXFP8_EMULATION_DEQUANT_AT_LOAD=0" if widened else ""
+        found.append(f"{name} is {tensor.dtype}, wanted {dtype}{way_out}")
     if not tensor.is_contiguous():
         found.append(f"{name} has strides {tensor.stride()}, wanted contiguous memory")
     if tensor.data_ptr() % ALIGNMENT:

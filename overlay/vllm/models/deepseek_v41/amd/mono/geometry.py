@@ -16,6 +16,9 @@ MIX_EPSILON = 1e-6
 ROUTED_SCALING = 1.5
 SWIGLU_LIMIT = 10.0
 MAX_ROWS = 48
+# A workgroup of gfx942 has 64 KB of LDS: an FFN launch of 42 rows needs 64,768 bytes (``regions.lds``). vLLM
+# captures graphs of 36 and 42 rows with five drafts, so that no captured size but 48 is lost.
+MAX_ROWS_GFX942 = 42
 
 QUERY_RANK = 1280
 HEADS = 64

@@ -97,8 +97,11 @@ class LayerWeights:
         own = {field.name for field in fields(self)} - {"layer", "ratio", "ffn"}
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name in own}
 
-    def check(self, tp: int, experts: int, picks: int) -> None:
+    def check(self, tp: int, experts: int, picks: int, layout: str = "aiter_shuffle") -> None:
         """Refuse tensors that the kernels would read past or misread.
+
+        Args:
+            layout: the routed experts', of ``EXPERT_LAYOUTS``.
 
         Raises:
             ValueError: every fault of the attention, or of the FFN, at once, with the layer's name.
@@ -121,7 +124,7 @@ class LayerWeights:
             faults.append(f"compress ratio {self.ratio}, wanted {', '.join(map(str, RATIOS))}")
         if faults:
             raise ValueError(f"attention of {self.layer}: " + "; ".join(faults))
-        self.ffn.check(tp, experts, picks)
+        self.ffn.check(tp, experts, picks, layout)
 
 
 def expected(tp: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

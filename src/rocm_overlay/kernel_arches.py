@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What there is of the mono kernels on each architecture, and which step widths a server reaches.
+
+The kernels' own packages say the same (``builds.ARCHITECTURES`` and ``geometry``); here it can be read
+without them. A test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+# Launches by name, and whether the routing is part of their kernel.
+FRONT, BACK, FFN = "attention_front", "attention_back_ffn", "ffn"
+KINDS = MappingProxyType({FRONT: False, BACK: True, FFN: True})
+LAUNCHES: Mapping[str, frozenset[str]] = MappingProxyType(
+    {"gfx950": frozenset({FRONT, BACK, FFN}), "gfx942": frozenset({FFN})}
+)
+# Rows of the largest decode step, of our kernels and of the base's.
+MOST_ROWS: Mapping[str, int] = MappingProxyType({"gfx950": 48, "gfx942": 42})
+TP_SIZES = (2, 4)
+# Tensor parallel sizes of the base's kernels, which serve where ours do not.
+BASE_TP_SIZES = (4,)
+# The base's graph sizes up to its largest decode width: vllm/config/vllm.py, _set_cudagraph_sizes.
+SMALL_SIZES, SIZE_STEP = (1, 2, 4), 8
+
+
+def ours_serve(arch: str) -> bool:
+    """Whether a server on ``arch`` runs our kernels, which it does once every launch is there."""
+    return LAUNCHES.get(arch, frozenset()) >= set(KINDS)
+
+
+def tp_sizes(arch: str) -> tuple[int, ...]:
+    """Tensor parallel sizes of the kernels that serve on ``arch``."""
+    return TP_SIZES if ours_serve(arch) else BASE_TP_SIZES
+
+
+def graph_widths(sizes: Iterable[int], query: int) -> set[int]:
+    """Rows of the steps that captured ``sizes`` make: each as it is, for the eager step that warms it up, and
+    rounded up to whole requests of ``query`` rows, which is what a FULL decode graph holds."""
+    return {width for size in sizes for width in (size, -(-size // query) * query)}
+
+
+def reachable_widths(arch: str, drafts: int, most: int, given: Sequence[int] | None = None) -> set[int]:
+    """Rows of every decode step that the kernels take of a server.
+
+    Args:
+        arch: the architecture.
+        drafts: draft tokens a request, 0 without a draft model.
+        most: the largest captured size.
+        given: the captured sizes where the server names them.
+    """
+    rows = MOST_ROWS[arch]
+    sizes = list(given) if given else [*SMALL_SIZES, *range(SIZE_STEP, rows + 1, SIZE_STEP)]
+    sizes = [size for size in sizes if size <= most]
+    widths: set[int] = set()
+    # The target verifies drafts and one more a request; the draft model's step has a row less, or as many.
+    for query in {drafts + 1, max(drafts, 1)}:
+        widths |= graph_widths(sizes, query) | set(range(query, rows + 1, query))
+    return {width for width in widths if 1 <= width <= rows}
