@@ -277,7 +277,9 @@ def recipe_table(recipes: Sequence[Recipe]) -> str:
 
 
 def _kernels(recipe: Recipe) -> str:
-    return "yes" if recipe.args.get("monokernel") is True else "no"
+    """Whether the server decodes on the kernels, and what they hold a GPU beyond a server without them."""
+    shape = read_settings(recipe, build_command(recipe), {}).shape
+    return f"{plan(shape).kernels:+.1f} GiB" if shape.monokernel else "no"
 
 
 def with_table(text: str, wanted: str) -> str:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from rocm_overlay.kernel_arches import ours_serve, tp_sizes
+from rocm_overlay.kernel_memory import step_bytes, weight_bytes
+
 GIB = 1 << 30
 
 # Published: resident weights a rank with the Engram tables on the host, "about 256 GiB / TP + 17.2
@@ -24,7 +27,6 @@ ENGRAM_GIB = 188.8
 # request 60731, in the same source).
 GFX942_TP4_WITH_COPIES_GIB = 170.11
 GFX942_TP4_GIB = 98.88
-GFX942_COPIES_TP = 4
 
 # Published: what TP 2 had left on a 192 GiB gfx942 card, Engram tables on the host, 4096 batched
 # tokens, full context (same source). The source does not give the memory fraction; 0.9 is what its
@@ -57,6 +59,8 @@ class ServerShape:
         card_gib: memory of the card, GiB.
         utilization: the share of it that vLLM may take (``--gpu-memory-utilization``).
         drafts: draft tokens of a speculative step, 0 without.
+        widened_at_load: whether vLLM widens dense MXFP8 weights at load where it has no instructions for them
+            (``VLLM_MXFP8_EMULATION_DEQUANT_AT_LOAD``).
     """
 
     architecture: str
@@ -69,6 +73,7 @@ class ServerShape:
     drafts: int
     engram_on_host: bool
     monokernel: bool
+    widened_at_load: bool = True
 
     @property
     def decode_rows(self) -> int:
@@ -84,14 +89,20 @@ class MemoryPlan:
     usable: float
     weights: float
     copies: float
+    steps: float
     engram: float
     indexer: float
     kv_needed: float
 
     @property
+    def kernels(self) -> float:
+        """What the kernels hold beyond a server without them."""
+        return self.copies + self.steps
+
+    @property
     def kv_left(self) -> float:
         """What remains for the KV cache; below zero when the rest alone is too much."""
-        return self.usable - self.weights - self.copies - self.engram - self.indexer
+        return self.usable - self.weights - self.kernels - self.engram - self.indexer
 
     @property
     def fits(self) -> bool:
@@ -104,7 +115,8 @@ class MemoryPlan:
         return [
             ("usable", _gib(self.usable), f"{shape.card_gib:g} GiB card x {shape.utilization:g}"),
             ("weights", _gib(-self.weights), f"published, TP {shape.tensor_parallel}"),
-            ("weight copies of the kernels", _gib(-self.copies), "published, gfx942 TP 4 only"),
+            ("weight copies of the kernels", _gib(-self.copies), copies_source(shape)),
+            ("steps of the kernels", _gib(-self.steps), "of our kernels, from their layouts"),
             ("Engram tables", _gib(-self.engram), "on the host" if shape.engram_on_host else "published"),
             ("indexer buffer", _gib(-self.indexer), "modelled from the base's rule"),
             ("KV left", _gib(self.kv_left), "modelled; activations and graphs not counted"),
@@ -123,6 +135,7 @@ def plan(shape: ServerShape) -> MemoryPlan:
         usable=shape.card_gib * shape.utilization,
         weights=weights_gib(shape.architecture, shape.tensor_parallel),
         copies=copies_gib(shape),
+        steps=steps_gib(shape),
         engram=0.0 if shape.engram_on_host else ENGRAM_GIB / shape.tensor_parallel,
         indexer=indexer_gib(shape),
         kv_needed=KV_GIB_PER_TOKEN * shape.max_model_len,
@@ -151,11 +164,39 @@ def gfx942_excess_gib(tensor_parallel: int) -> float:
     return at_4 * 4 / tensor_parallel
 
 
+def _kernels_run(shape: ServerShape) -> bool:
+    return shape.monokernel and shape.tensor_parallel in tp_sizes(shape.architecture)
+
+
 def copies_gib(shape: ServerShape) -> float:
-    """The second copy of the weights that the base's gfx942 kernels keep; they exist at TP 4 only."""
-    if not shape.monokernel or shape.architecture != "gfx942" or shape.tensor_parallel != GFX942_COPIES_TP:
+    """Weights that the kernels need beside vLLM's; below zero where vLLM holds less with them.
+
+    The base's gfx942 kernels keep a second copy of all; ours, of dense weights that vLLM widens."""
+    if not _kernels_run(shape):
         return 0.0
+    if ours_serve(shape.architecture):
+        widened = shape.widened_at_load
+        arch, ranks = shape.architecture, shape.tensor_parallel
+        return weight_bytes(arch, ranks, shape.drafts, widened_at_load=widened) / GIB
     return GFX942_TP4_WITH_COPIES_GIB - GFX942_TP4_GIB
+
+
+def copies_source(shape: ServerShape) -> str:
+    """Where the figure of ``copies_gib`` comes from."""
+    if not copies_gib(shape):
+        return "none"
+    if not ours_serve(shape.architecture):
+        return "published, the base's kernels at TP 4"
+    if shape.widened_at_load:
+        return "dense weights alone, from the checkpoint's shapes"
+    return "less than vLLM's bf16, from the checkpoint's shapes"
+
+
+def steps_gib(shape: ServerShape) -> float:
+    """Workspaces and symmetric memory of our kernels; what the base's take is not published."""
+    if not _kernels_run(shape) or not ours_serve(shape.architecture):
+        return 0.0
+    return step_bytes(shape.architecture, shape.tensor_parallel, shape.drafts) / GIB
 
 
 def published_indexer_gib(batched_tokens: int, context: int) -> float:
@@ -213,7 +254,7 @@ def changes_that_help(shape: ServerShape) -> list[FlagChange]:
         add("--engram-config.cpu_offload", "true", replace(shape, engram_on_host=True))
     for tokens in _halves(shape.max_num_batched_tokens, least=max(2048, shape.decode_rows)):
         add("--max-num-batched-tokens", tokens, replace(shape, max_num_batched_tokens=tokens))
-    if copies_gib(shape):
+    if copies_gib(shape) > 0:
         changed = replace(shape, monokernel=False)
         found.append(FlagChange("--monokernel", ("--no-monokernel",), changed))
     for seqs in _halves(shape.max_num_seqs, least=1):

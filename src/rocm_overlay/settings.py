@@ -16,6 +16,7 @@ from rocm_overlay.values import as_count, as_flag, as_map, as_share, unreadable
 
 A4W4_VARIABLE = "VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4"
 AITER_VARIABLES = {"VLLM_ROCM_USE_AITER": "False", "VLLM_ROCM_USE_AITER_MOE": "True"}
+WIDENING_VARIABLE = "VLLM_MXFP8_EMULATION_DEQUANT_AT_LOAD"
 BREAKABLE_VARIABLE = "VLLM_USE_BREAKABLE_CUDAGRAPH"
 
 GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
@@ -80,7 +81,7 @@ def read_settings(recipe: Recipe, command: ServeCommand, environ: Mapping[str, s
         recipe=recipe,
         command=command,
         environ=dict(environ),
-        shape=_shape(recipe, values, speculative, kernel),
+        shape=_shape(recipe, values, speculative, kernel, environment),
         adaptive_verification=adaptive,
         graph_mode=_graph_mode(values),
         breakable_graphs=environment.get(BREAKABLE_VARIABLE),
@@ -94,7 +95,11 @@ def read_settings(recipe: Recipe, command: ServeCommand, environ: Mapping[str, s
 
 
 def _shape(
-    recipe: Recipe, values: Mapping[str, Value], speculative: Mapping[str, Any], kernel: Mapping[str, Any]
+    recipe: Recipe,
+    values: Mapping[str, Value],
+    speculative: Mapping[str, Any],
+    kernel: Mapping[str, Any],
+    environment: Mapping[str, str],
 ) -> ServerShape:
     engram = as_map(values, "engram-config")
     # One flag, its longer name, or the JSON argument of both: any of them turns the kernels on.
@@ -111,6 +116,8 @@ def _shape(
         # The base's default is the host.
         engram_on_host=as_flag(engram, "cpu_offload", default=True, root="engram-config"),
         monokernel=on or bool(_kernels_in_config(kernel)),
+        # The base's default is to widen, and it reads anything but these as no.
+        widened_at_load=environment.get(WIDENING_VARIABLE, "True").lower() in ("true", "1"),
     )
 
 

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from rocm_overlay import kernel_arches
 from rocm_overlay.memory import (
     HEAD_ROOM_GIB,
     FlagChange,
     ServerShape,
     changes_that_fit,
+    changes_that_help,
     gfx942_excess_gib,
     plan,
     published_indexer_gib,
@@ -81,7 +83,9 @@ def test_weights_with_the_kernels_copies_on_gfx942() -> None:
 
 
 def test_gfx950_keeps_no_copies() -> None:
-    assert plan(MI355X_TP4).copies == 0
+    planned = plan(MI355X_TP4)
+    assert planned.copies == 0 and 0.2 < planned.steps < 0.5
+    assert plan(replace(MI355X_TP4, monokernel=False)).kernels == 0
 
 
 def test_two_ranks_on_a_192_gib_card_end_13_5_gib_below_zero() -> None:
@@ -149,5 +153,52 @@ def test_nothing_is_advised_where_no_single_flag_is_enough() -> None:
 def test_the_plans_rows_add_up() -> None:
     planned = plan(MI355X_TP4)
     rows = {what: float(gib) for what, gib, _ in planned.rows()}
-    parts = ("usable", "weights", "weight copies of the kernels", "Engram tables", "indexer buffer")
-    assert sum(rows[part] for part in parts) == pytest.approx(rows["KV left"], abs=0.2)
+    parts = ("usable", "weights", "weight copies of the kernels", "steps of the kernels", "Engram tables")
+    left = sum(rows[part] for part in (*parts, "indexer buffer"))
+    assert left == pytest.approx(rows["KV left"], abs=0.2) and rows["steps of the kernels"] < 0
+
+
+@pytest.fixture
+def every_launch_on_gfx942(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        kernel_arches, "LAUNCHES", {**kernel_arches.LAUNCHES, "gfx942": frozenset(kernel_arches.KINDS)}
+    )
+
+
+ON_MI300X = replace(MI300X_TP4, monokernel=True)
+
+
+@pytest.mark.usefixtures("every_launch_on_gfx942")
+def test_our_kernels_on_gfx942_leave_a_192_gib_card_what_it_had() -> None:
+    without, with_ours = plan(MI300X_TP4), plan(ON_MI300X)
+    assert without.kernels == 0 and with_ours.weights == without.weights
+    assert 0 < with_ours.kernels <= 4, "the target at TP 4, a rank"
+    assert with_ours.kv_left == pytest.approx(without.kv_left - with_ours.kernels)
+    assert with_ours.kv_left >= with_ours.kv_needed + HEAD_ROOM_GIB
+    assert [source for what, _, source in with_ours.rows() if "copies" in what] == [
+        "dense weights alone, from the checkpoint's shapes"
+    ]
+
+
+@pytest.mark.usefixtures("every_launch_on_gfx942")
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_one_copy_of_the_dense_weights_is_less_than_vllm_holds_without_the_kernels(ranks: int) -> None:
+    shape = replace(ON_MI300X, tensor_parallel=ranks, widened_at_load=False)
+    assert plan(shape).kernels < 0
+
+
+@pytest.mark.usefixtures("every_launch_on_gfx942")
+def test_kernels_are_advised_off_only_where_they_take_memory() -> None:
+    for widened in (True, False):
+        flags = {change.flag for change in changes_that_help(replace(ON_MI300X, widened_at_load=widened))}
+        assert ("--monokernel" in flags) is widened
+
+
+def test_the_base_s_kernels_copy_as_long_as_a_launch_of_ours_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for missing in kernel_arches.KINDS:
+        there = frozenset(kernel_arches.KINDS) - {missing}
+        monkeypatch.setattr(kernel_arches, "LAUNCHES", {**kernel_arches.LAUNCHES, "gfx942": there})
+        assert plan(ON_MI300X).copies == pytest.approx(71.23) and plan(ON_MI300X).steps == 0
+        assert plan(replace(ON_MI300X, tensor_parallel=2)).kernels == 0, "they do not run at TP 2"
