@@ -117,6 +117,38 @@ def test_ours_refuse_experts_of_another_layout(backend: Mxfp4MoeBackend) -> None
         MonoDecodeLayer.create(with_backend(backend), deployment())
 
 
+@pytest.mark.parametrize("cdna", [3, 4])
+def test_our_kernels_widths_of_captured_graphs_are_known_ahead(
+    gpu: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    cdna: int,
+) -> None:
+    """Each captured size, and those of whole requests of the target (6 rows) and of the draft (5)."""
+    gpu(cdna=cdna)
+    launches(monkeypatch, EVERY_LAUNCH)
+    config = with_drafts(deployment())
+    layer = decoder_layer() if cdna == 4 else on_triton(decoder_layer())
+    mono = MonoDecodeLayer.create(layer, config)
+    assert mono is not None and mono.decode.widths_ahead() == [], "no graph is captured"
+    config.compilation_config.cudagraph_capture_sizes = [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 768]
+    wanted = [1, 2, 4, 5, 6, 8, 10, 12, 16, 18, 20, 24, 25, 32, 35, 36, 40, 42, 48]
+    assert mono.decode.widths_ahead() == [rows for rows in wanted if rows <= (48 if cdna == 4 else 42)]
+    config.speculative_config = None
+    assert mono.decode.widths_ahead() == [1, 2, 4, 8, 16, 24, 32, 40, 48][: 9 if cdna == 4 else 8]
+
+
+def test_the_base_s_kernels_are_opened_by_their_first_step(
+    gpu: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu(cdna=3)
+    launches(monkeypatch, frozenset())
+    config = deployment()
+    config.compilation_config.cudagraph_capture_sizes = [8]
+    mono = MonoDecodeLayer.create(decoder_layer(), config)
+    assert mono is not None and mono.decode.widths_ahead() == []
+
+
 # ---- dense linears, through vLLM's emulation and its reload
 class Emulated(QuantizeMethodBase):
     """Of an MXFP8 linear as vLLM has it on gfx942: the scheme and the kernel that it selects there."""

@@ -5,6 +5,7 @@ layer."""
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from vllm.models.common.specialized_decode import decode as decode_module, featu
 from vllm.models.common.specialized_decode.decode import Launch  # isort: skip
 from vllm.models.common.specialized_decode.spec import SpecializedDecodeError  # isort: skip
 from vllm.models.deepseek_v41.amd import mono_decode, ops  # isort: skip
+from vllm.models.deepseek_v41.amd.mono import builds  # isort: skip
 from vllm.models.deepseek_v41.amd.mono_decode import MonoDecodeLayer, Routing  # isort: skip
 from vllm.models.deepseek_v41.amd.mono_decode_spec import SPEC  # isort: skip
 from vllm.models.deepseek_v41.amd.ops import topk  # isort: skip
@@ -81,7 +83,8 @@ def an(indexer: type) -> Any:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Choose the GPU: ``gpu(cdna=4)``. The kernels' modules, which need FlyDSL, are stand-ins."""
+    """Choose the GPU: ``gpu(cdna=4)``. The kernels' modules, which need FlyDSL, are stand-ins. CDNA3 has the
+    base's kernels, whatever launches of ours there are for it (``test_mono_decode_cdna3`` has them all)."""
 
     def choose(
         cdna: int = 4, compute_units: int = 256, builds_for: str | None = None, blocks: int = 256
@@ -108,6 +111,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(decode_module, "_current", {})
     monkeypatch.setattr(ops, "_monokernel", ops._monokernel)
     monkeypatch.setattr(topk, "build", lambda: True)
+    there = replace(builds.ARCHITECTURES["gfx942"], launches=builds.FFN_LAUNCHES)
+    monkeypatch.setitem(builds.ARCHITECTURES, "gfx942", there)
     choose.stand_in = stand_in  # type: ignore[attr-defined]
     choose()
     return choose
@@ -275,8 +280,6 @@ def test_our_kernels_fit_the_workgroups_that_must_be_resident() -> None:
 
 
 def test_a_gpu_without_kernels_of_ours_refuses(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.models.deepseek_v41.amd.mono import builds
-
     monkeypatch.setattr(builds, "ARCHITECTURES", {})
     with pytest.raises(SpecializedDecodeError, match="no mono kernels for gfx950"):
         MonoDecodeLayer.create(decoder_layer(), deployment())

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rocm_overlay import kernel_arches
 from rocm_overlay.errors import CheckFailed, OverlayError
 from rocm_overlay.machine import Gpu
 from rocm_overlay.memory import plan
@@ -44,7 +45,8 @@ def test_two_ranks_on_mi300x_are_refused_with_four_as_the_change() -> None:
     assert refusal.change == "--tensor-parallel-size 4"
 
 
-def test_the_kernels_copies_are_refused_on_mi300x() -> None:
+def test_the_base_s_copies_are_refused_on_mi300x(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches_of_gfx942(monkeypatch, {"ffn"})
     refusal = only(check(settings("mi300x-tp4", ["--monokernel"])))
     assert "below zero on a 192 GiB card" in refusal.why
 
@@ -124,11 +126,25 @@ def test_what_the_kernels_are_not_built_for_is_refused_with_them_only(words: lis
     assert check(settings("mi355x-tp4", [*words, "--no-monokernel"])) == []
 
 
-def test_the_kernels_of_gfx942_are_built_for_tp_4_alone() -> None:
-    refusals = check(settings("mi325x-tp4", ["-tp", "2"]))
+def launches_of_gfx942(monkeypatch: pytest.MonkeyPatch, there: Collection[str]) -> None:
+    monkeypatch.setattr(kernel_arches, "LAUNCHES", {**kernel_arches.LAUNCHES, "gfx942": frozenset(there)})
+
+
+def test_the_base_s_kernels_of_gfx942_are_built_for_tp_4_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches_of_gfx942(monkeypatch, {"ffn"})
+    refusals = check(settings("mi325x-tp4", ["-tp", "2", "--monokernel"]))
     (ranks,) = [one for one in refusals if one.flag == "--tensor-parallel-size"]
     assert "built for TP 4 on gfx942" in ranks.why and "--tensor-parallel-size 4" in ranks.change
     assert check(settings("mi355x-tp4", ["-tp", "2"])) == []
+
+
+def test_our_kernels_of_gfx942_run_at_tp_2_and_read_aiter_s_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches_of_gfx942(monkeypatch, kernel_arches.KINDS)
+    asked = ["--monokernel", "--moe-backend"]
+    assert check(settings("mi325x-tp4", ["-tp", "2", *asked, "aiter"])) == []
+    assert check(settings("mi300x-tp4", [*asked, "aiter-triton-mxfp4-bf16"])) == [], "beside 192 GiB too"
+    refusal = only(check(settings("mi325x-tp4", [*asked, "triton_unfused"])))
+    assert refusal.flag == "--moe-backend" and refusal.change == "--moe-backend aiter"
 
 
 @pytest.mark.parametrize("name", ["VLLM_ROCM_USE_AITER", "VLLM_ROCM_USE_AITER_MOE"])
@@ -155,7 +171,8 @@ def test_kernels_asked_for_in_a_json_argument_are_the_same_kernels() -> None:
         ["--kernel-config", '{"monokernel":"yes"}'],
     ],
 )
-def test_every_name_of_the_kernels_turns_them_on(words: list[str]) -> None:
+def test_every_name_of_the_kernels_turns_them_on(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    launches_of_gfx942(monkeypatch, {"ffn"})
     assert settings("mi300x-tp4", words).shape.monokernel
     assert "below zero" in only(check(settings("mi300x-tp4", words))).why
 

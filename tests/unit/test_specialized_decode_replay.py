@@ -31,6 +31,9 @@ class Decode:
     def settle(self) -> None:
         self.asked.append("settle")
 
+    def prepare_ahead(self) -> None:
+        self.asked.append("prepare")
+
     def replayed(self, width: int, rows: int) -> None:
         self.asked.append((width, rows))
 
@@ -94,11 +97,23 @@ def test_nothing_is_counted_without_a_decode(decodes: dict[str, Decode]) -> None
     draft_replayed(5, 5)
 
 
-def test_a_state_is_made_once_every_layer_is_loaded_and_has_the_decodes_settle(
+def test_a_state_is_made_once_every_layer_is_loaded_and_has_the_decodes_settle_then_prepare(
     decodes: dict[str, Decode],
 ) -> None:
     counting(State)()
-    assert [decode.asked for decode in decodes.values()] == [["settle"], ["settle"]]
+    assert [decode.asked for decode in decodes.values()] == [["settle", "prepare"]] * 2
+
+
+def test_nothing_is_prepared_where_a_decode_cannot_be_settled(
+    decodes: dict[str, Decode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise ValueError("no layer runs any kernel")
+
+    monkeypatch.setattr(decodes["draft"], "settle", refuse)
+    with pytest.raises(ValueError, match="no layer runs"):
+        counting(State)()
+    assert decodes["target"].asked == ["settle"]
 
 
 def test_vllm_prepares_a_step_with_what_is_counted() -> None:
@@ -115,7 +130,7 @@ def test_the_model_s_state_counts_the_target_s_replays(
     monkeypatch.setattr(DeepseekV41ModelState, "__init__", lambda *arguments, **options: None)
     monkeypatch.setattr(DeepseekV41ModelState, "prepare_attn", lambda *arguments, **options: {})
     state().prepare_attn(BATCH, FULL)
-    assert decodes["target"].asked == ["settle", (6, 5)]
+    assert decodes["target"].asked == ["settle", "prepare", (6, 5)]
 
 
 def test_two_models_of_a_process_count_their_own_replays(decodes: dict[str, Decode]) -> None:
@@ -127,7 +142,10 @@ def test_two_models_of_a_process_count_their_own_replays(decodes: dict[str, Deco
         state.prepare_attn(BATCH, FULL)
         draft_replayed(4, 3)
     for model in models:
-        assert [model[role].asked for role in ("target", "draft")] == [["settle", (6, 5)], ["settle", (4, 3)]]
+        assert [model[role].asked for role in ("target", "draft")] == [
+            ["settle", "prepare", (6, 5)],
+            ["settle", "prepare", (4, 3)],
+        ]
 
 
 def test_a_model_without_kernels_beside_one_with_them_counts_nothing(decodes: dict[str, Decode]) -> None:
@@ -137,7 +155,7 @@ def test_a_model_without_kernels_beside_one_with_them_counts_nothing(decodes: di
     other = counting(State)()
     other.prepare_attn(BATCH, FULL)
     draft_replayed(4, 3)
-    assert [decode.asked for decode in mine.values()] == [["settle"], ["settle"]]
+    assert [decode.asked for decode in mine.values()] == [["settle", "prepare"]] * 2
 
 
 class Passive:

@@ -203,6 +203,42 @@ def test_the_stream_says_whether_a_step_is_recorded_once_there_is_one(
     assert decode_module._capturing() is (initialised and recording)
 
 
+def ahead(monkeypatch: pytest.MonkeyPatch, *widths: int) -> None:
+    monkeypatch.setattr(toy_model.ToyDecode, "widths_ahead", lambda self: widths)
+
+
+def test_widths_that_are_known_ahead_are_prepared_at_start_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead(monkeypatch, 2, 3)
+    model = toy()
+    model.decode.settle()
+    model.decode.prepare_ahead()
+    assert model.decode.kernels.widths == [2, 3], "before any step"
+    for count in (3, 4):
+        with in_step(DECODE):
+            model(rows(count))
+    assert model.decode.kernels.widths == [2, 3, 4]
+
+
+def test_weights_that_the_kernels_cannot_read_end_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead(monkeypatch, 2)
+    model = toy()
+    model.layers[0].scale.data = torch.ones(3)
+    model.decode.settle()
+    with pytest.raises(SpecializedDecodeError, match=r"toy\.layers\.0: scale \(3,\), wanted \(4,\)"):
+        model.decode.prepare_ahead()
+
+
+def test_a_decode_without_layers_or_widths_opens_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = toy()
+    idle.decode.settle()
+    idle.decode.prepare_ahead()
+    assert idle.decode.opened is None, "no width is known"
+    ahead(monkeypatch, 2)
+    unsettled = toy()
+    unsettled.decode.prepare_ahead()
+    assert unsettled.decode.opened is None
+
+
 def test_weights_are_taken_at_the_first_step_all_at_once() -> None:
     model = toy()
     for layer in model.layers:

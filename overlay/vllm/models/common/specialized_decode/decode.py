@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -162,6 +162,11 @@ class SpecializedDecode(ABC, Generic[Kernels]):
     def read_step(self, metadata: Mapping[str, Any], rows: int) -> tuple[Decline | None, Decline | None]:
         """Why the step's metadata is outside the kernels: for the whole-layer launch, and for the part."""
 
+    def widths_ahead(self) -> Iterable[int]:
+        """Rows of the steps that are known to come when the model's state is made, the same on every rank.
+        Other widths are prepared at their first, eager step."""
+        return ()
+
     @property
     def opened(self) -> Kernels | None:
         """The kernels, None before the first taken step."""
@@ -209,6 +214,16 @@ class SpecializedDecode(ABC, Generic[Kernels]):
         self._launches = launches
         if reports():
             logger.info("%s", launch_table(self))
+
+    def prepare_ahead(self) -> None:
+        """Take the weights, open the kernels and make the memory of ``widths_ahead``, before vLLM measures
+        what is left for the KV cache. Collective over the TP group; vLLM's model state calls it at start-up.
+
+        Raises:
+            SpecializedDecodeError: weights are not as the kernels read them; with every fault.
+        """
+        for rows in self.widths_ahead() if self._launches else ():
+            self._prepare(rows)
 
     def whole_step(self, rows: int) -> Step | None:
         """The step of the whole-layer launch, or None when this step takes vLLM's path."""

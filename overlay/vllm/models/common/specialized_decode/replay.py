@@ -19,16 +19,18 @@ _preparing = threading.local()
 
 def counting(state: type[Any]) -> type[Any]:
     """A model state like ``state``, the model's ``ModelState``, that counts the target's replays and, made
-    once every layer is loaded, has each decode settle what its layers run."""
+    once every layer is loaded, has each decode settle what its layers run, and then prepare for it."""
 
     class CountingModelState(state):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             # A process may load another model later, which would then be the role's current one.
             self.decodes = {role: current(role) for role in (TARGET, DRAFT)}
-            for decode in self.decodes.values():
-                if decode is not None:
-                    decode.settle()
+            here = [decode for decode in self.decodes.values() if decode is not None]
+            for decode in here:
+                decode.settle()
+            for decode in here:  # not before all can: what cannot be settled ends the start
+                decode.prepare_ahead()
 
         def prepare_attn(
             self,

@@ -257,6 +257,19 @@ class MonoDecode(SpecializedDecode["MonoKernels"]):
             opened.append(open_them(self.build, layers) if layers else None)
         return OwnKernels(*opened)
 
+    def widths_ahead(self) -> list[int]:
+        """Of captured graphs: each size, which vLLM warms up, and that of its whole requests."""
+        config = self.vllm_config()
+        if config is None or not generation().own_kernels:
+            return []
+        sizes = config.compilation_config.cudagraph_capture_sizes or ()
+        drafting = config.speculative_config
+        drafts = 0 if drafting is None else drafting.num_speculative_tokens
+        # The target verifies drafts and one more a request; the draft model has a row less, or as many.
+        requests = (1, drafts + 1, max(drafts, 1))
+        widths = {-(-size // rows) * rows for size in sizes for rows in requests}
+        return sorted(rows for rows in widths if rows <= self.max_rows)
+
     def prepare_width(self, kernels: MonoKernels, rows: int) -> None:
         kernels.scratch(rows)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The FFN launch on the host: weights checked, memory made once a step width, arguments as fixed addresses.
 
-A step width has a workspace and symmetric memory of its own, made eagerly at its first step and never freed,
+A step width has a workspace and symmetric memory of its own, made before its first step and never freed,
 so that a FULL CUDA graph can hold every address. Nothing is cleared between steps: hand-offs carry tags that
 the kernel moves on. The kernel itself is ``kernels/ffn.py``.
 """
