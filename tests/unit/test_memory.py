@@ -49,6 +49,13 @@ def smallest_change(shape: ServerShape) -> FlagChange:
     return changes_that_fit(shape)[0]
 
 
+@pytest.fixture(autouse=True)
+def the_base_s_kernels_on_gfx942(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever launches of ours there are for it."""
+    base = {**kernel_arches.LAUNCHES, "gfx942": frozenset({kernel_arches.FFN})}
+    monkeypatch.setattr(kernel_arches, "LAUNCHES", base)
+
+
 @pytest.mark.parametrize(("ranks", "published"), [(2, 145), (4, 81)])
 def test_resident_weights_a_rank(ranks: int, published: float) -> None:
     assert weights_gib("gfx950", ranks) == pytest.approx(published, abs=0.5)
@@ -159,7 +166,7 @@ def test_the_plans_rows_add_up() -> None:
 
 
 @pytest.fixture
-def every_launch_on_gfx942(monkeypatch: pytest.MonkeyPatch) -> None:
+def every_launch_on_gfx942(the_base_s_kernels_on_gfx942: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         kernel_arches, "LAUNCHES", {**kernel_arches.LAUNCHES, "gfx942": frozenset(kernel_arches.KINDS)}
     )

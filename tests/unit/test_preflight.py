@@ -349,7 +349,8 @@ def test_what_cannot_be_judged_is_shown_without_its_secrets() -> None:
     assert "hush" not in caught.value.render()
 
 
-def test_the_machines_smallest_card_decides_the_plan() -> None:
+def test_the_machines_smallest_card_decides_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches_of_gfx942(monkeypatch, {"ffn"})
     own = settings("mi325x-tp4")
     cards = [Gpu(0, "gfx942", 304, 256 * GIB), Gpu(1, "gfx942", 304, 192 * GIB)]
     assert with_card(own, cards).shape.card_gib == 192

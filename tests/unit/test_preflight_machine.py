@@ -136,7 +136,13 @@ def test_too_few_compute_units_are_refused_whatever_the_mode(mode: str) -> None:
         assert judge("mi325x-tp4", small, ["--no-monokernel"]) == []
 
 
-def test_the_machines_cards_decide_the_plan_not_the_recipes() -> None:
+def the_base_s_kernels_on_gfx942(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = {**kernel_arches.LAUNCHES, "gfx942": frozenset({kernel_arches.FFN})}
+    monkeypatch.setattr(kernel_arches, "LAUNCHES", without)
+
+
+def test_the_machines_cards_decide_the_plan_not_the_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    the_base_s_kernels_on_gfx942(monkeypatch)
     refusal = only(judge("mi325x-tp4", cards(*[MI300X] * 8)))
     assert refusal.rule == "memory"
     assert "on a 192 GiB card" in refusal.why
@@ -151,8 +157,7 @@ def test_a_change_that_ends_all_refusals_is_named_alone() -> None:
 
 def test_two_ranks_with_the_copies_are_not_sent_to_eight(monkeypatch: pytest.MonkeyPatch) -> None:
     # Eight ranks hold the weights, but the base's kernels are not built for them.
-    without = {**kernel_arches.LAUNCHES, "gfx942": frozenset({kernel_arches.FFN})}
-    monkeypatch.setattr(kernel_arches, "LAUNCHES", without)
+    the_base_s_kernels_on_gfx942(monkeypatch)
     refusals = judge("mi300x-tp4", cards(*[MI300X] * 8), ["-tp", "2", "--monokernel"])
     (refusal,) = [one for one in refusals if one.rule == "memory"]
     assert [one.rule for one in refusals if one is not refusal] == ["ranks"]
