@@ -102,7 +102,7 @@ def test_each_weight_is_taken_from_its_place_and_checked(gpu: Any, monkeypatch: 
     mono.take_weights()
     tags = {name: tensor.tag for name, tensor in mono.weights.tensors().items()}
     assert tags == PLACES and mono.weights.layer == mono.plan.name
-    assert checked == [(4, 384, 6)]
+    assert checked == [(4, 384, 6, "aiter_shuffle")]
 
 
 def test_codes_are_handed_on_as_bytes(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

@@ -48,7 +48,7 @@ def test_each_weight_is_taken_from_its_place_and_checked(gpu: Any, monkeypatch: 
     assert {name: tensor.tag for name, tensor in weights.tensors().items()} == PLACES
     assert {name: tensor.tag for name, tensor in weights.ffn.tensors().items()} == FFN_PLACES
     assert (weights.layer, weights.ffn.layer, weights.ratio) == (mono.plan.name, mono.plan.name, 2)
-    assert checked == [(4, 384, 6)]
+    assert checked == [(4, 384, 6, "aiter_shuffle")]
 
 
 def test_codes_are_handed_on_as_bytes(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
