@@ -133,6 +133,7 @@ struct LoadPlan {
   Narrow narrow;
   int words, dst;
   bool peer;  // this rank's own stores, which others do not see yet, may lie over memory
+  bool model; // through the hostile memory model
 };
 
 void perform_load(Wave& w, const Inst& I, const LoadPlan& p) {
@@ -144,7 +145,7 @@ void perform_load(Wave& w, const Inst& I, const LoadPlan& p) {
     void* from = reinterpret_cast<void*>(p.at.addr[l]);
     if (!(p.at.mask >> l & 1)) {
     } else if (p.whole >> l & 1) {
-      if (w.m->hostile) hostile_load(w, I, p.at.addr[l], bytes, got);
+      if (p.model) hostile_load(w, I, p.at.addr[l], bytes, got);
       else if (p.peer) peer_load(w, p.at.addr[l], bytes, got);
       else if (bytes == 16) std::memcpy(got, from, 16);
       else if (bytes == 8) std::memcpy(got, from, 8);
@@ -155,7 +156,7 @@ void perform_load(Wave& w, const Inst& I, const LoadPlan& p) {
     } else {
       for (int q = 0; q < p.words; ++q)
         if (p.inside[q] >> l & 1) {
-          if (w.m->hostile) hostile_load(w, I, p.at.addr[l] + 4 * u64(q), 4, &got[q]);
+          if (p.model) hostile_load(w, I, p.at.addr[l] + 4 * u64(q), 4, &got[q]);
           else if (p.peer) peer_load(w, p.at.addr[l] + 4 * u64(q), 4, &got[q]);
           else std::memcpy(&got[q], reinterpret_cast<void*>(p.at.addr[l] + 4 * u64(q)), 4);
         }
@@ -210,6 +211,15 @@ void load_now(Wave& w, const Inst& I, const Lanes& at, int dst) {
   w.last_load_line = I.line;
 }
 
+// Whether all lanes read one allocation that no launch may write: no cache can hold anything else.
+bool constant(const Wave& w, const Lanes& at, u32 bytes) {
+  const Allocation* a = w.r->last_hit;
+  if (!a || !a->read_only) return false;
+  u64 outside = 0;
+  for (int l = 0; l < LANES; ++l) outside |= u64(at.addr[l] < a->base || at.addr[l] + bytes > a->end()) << l;
+  return !(outside & at.mask);
+}
+
 void load_lanes(Wave& w, const Inst& I, const Lanes& at, const u64* inside, Narrow n, int words, int dst) {
   const u32 bytes = bytes_of(n, words);
   u64 whole = at.mask;
@@ -234,7 +244,7 @@ void load_lanes(Wave& w, const Inst& I, const Lanes& at, const u64* inside, Narr
     if (words == 1) return load_now<1>(w, I, at, dst);
     return load_now<3>(w, I, at, dst);
   }
-  LoadPlan plan{at, whole, w.exec(), {}, n, words, dst, peer};
+  LoadPlan plan{at, whole, w.exec(), {}, n, words, dst, peer, w.m->hostile && !constant(w, at, bytes)};
   if (inside) std::memcpy(plan.inside, inside, sizeof plan.inside);
   if (w.m->hostile) hostile_issue_load(w, [&w, &I, plan] { perform_load(w, I, plan); }, dst, words);
   else perform_load(w, I, plan);
