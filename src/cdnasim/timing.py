@@ -82,12 +82,16 @@ class Modelled:
 
 def mfma_cycles(opcode: str, machine: Machine) -> float:
     """Cycles of a SIMD's matrix unit for one instruction of this shape and type, at the published rate."""
-    match = re.search(r"_(\d+)x(\d+)x(\d+)_?(\w*)$", opcode)
+    match = re.search(r"_(\d+)x(\d+)x(\d+)_?(?:(\d+)b_)?(\w*)$", opcode)
     if not match:
         raise ValueError(f"{opcode} is not a matrix opcode with a shape such as 16x16x32")
-    tail = match[4]
+    tail = match[5]
     bits = "32" if tail.startswith("f32") else "16" if "f16" in tail else "8"
-    return 2 * int(match[1]) * int(match[2]) * int(match[3]) / machine.matrix[bits]
+    size = int(match[1]) * int(match[2]) * int(match[3])
+    if match[4]:
+        # Several products of 4 x 4: at half the rate, by AMD's matrix instruction calculator.
+        size *= 2 * int(match[4])
+    return 2 * size / machine.matrix[bits]
 
 
 def features(c: Counts) -> dict[str, float]:

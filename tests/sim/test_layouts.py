@@ -4,7 +4,8 @@
 Layouts, from AMD's matrix instruction calculator: with G = 64 / M groups of lanes and P = K / G elements a
 lane, lane l holds row (of A) or column (of B) l mod M and the k from P (l / M) on; result register r of
 lane l is row 4 (l / 16) + r of a 16-wide tile, 8 (r / 4) + 4 (l / 32) + r mod 4 of a 32-wide one, column
-l mod M. Integers small enough that every sum is exact make the comparison one of bits.
+l mod M. A 4-wide tile is one of 16 in an instruction, of four lanes each, with every k in a lane and row r in
+result register r. Integers small enough that every sum is exact make the comparison one of bits.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ FLOAT8 = {
     ("gfx942", "fp8"): torch.float8_e4m3fnuz,
     ("gfx942", "bf8"): torch.float8_e5m2fnuz,
 }
-PLAIN = sorted(name for name in table() if name.startswith("v_mfma") and "f8f6f4" not in name)
+MATRIX = [name for name in table() if name.startswith("v_mfma") and "f8f6f4" not in name]
+BLOCKS = sorted(name for name in MATRIX if "_4x4x" in name)
+PLAIN = sorted({*MATRIX} - {*BLOCKS})
 
 
 def kinds(name: str) -> tuple[str, str]:
@@ -77,6 +80,27 @@ def test_matrix_layout(name: str, arch: str) -> None:
             raw = bench.vgprs[AGPR0 + 8 + r, lane : lane + 1]
             got = raw.view(np.int32)[0] if integer else raw.view(np.float32)[0]
             assert got == want[row, lane % m].item(), (lane, r)
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_matrix_layout_of_blocks(name: str, arch: str) -> None:
+    k, blocks, kind = re.search(r"_4x4x(\d+)_(\d+)b_(\w+)$", name).groups()  # type: ignore[union-attr]
+    k, blocks = int(k), int(blocks)
+    g = torch.Generator().manual_seed(6)
+    a, b = (torch.randint(-6, 7, (blocks, 4, k), generator=g) for _ in range(2))
+    c = torch.randint(-6, 7, (blocks, 4, 4), generator=g)
+    bench = Bench(arch, [f"{name} a[8:11], v[0:1], v[8:9], v[16:19]"])
+    for lane in range(64):
+        block, place = lane // 4, lane % 4
+        for base, x in ((0, a), (8, b)):
+            bench.vgprs[base : base + 2, lane] = encode(x[block, place], kind, arch).view(np.uint32)
+        bench.vgprs[16:20, lane] = c[block, :, place].float().numpy().view(np.uint32)
+    bench.step()
+    want = a @ b.transpose(1, 2) + c
+    for lane in range(64):
+        got = np.ascontiguousarray(bench.vgprs[AGPR0 + 8 : AGPR0 + 12, lane]).view(np.float32)
+        assert got.tolist() == want[lane // 4, :, lane % 4].tolist(), lane
 
 
 MEMORY = np.arange(1, 257, dtype=np.uint32) * np.uint32(0x9E3779B9)  # what the buffer holds, 256 dwords

@@ -53,6 +53,7 @@ def test_the_ideal_time_of_a_part(change: dict[str, Any], part: str, us: float) 
         ("v_mfma_f32_32x32x16_bf16", 32),
         ("v_mfma_f32_32x32x8bf16_1k", 16),
         ("v_mfma_f32_16x16x4_f32", 32),
+        ("v_mfma_f32_4x4x4_16b_bf16", 4),
         ("v_mfma_scale_f32_16x16x128_f8f6f4", 32),
         ("v_mfma_i32_16x16x64_i8", 16),
     ],

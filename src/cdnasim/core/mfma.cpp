@@ -2,6 +2,8 @@
 // Matrix instructions. EXEC is ignored. Lane layouts (one block): with G = 64 / M lane groups, lane l holds row
 // (A) or column (B) l % M and the K elements of group l / M, contiguous unless noted. Results: 16x16 has row
 // 4 (l / 16) + r in register r, column l % 16; 32x32 has row 8 (r / 4) + 4 (l / 32) + r % 4, column l % 32.
+// 4x4 is 16 products of four lanes each: in its four, lane l holds row or column l % 4 with every K element, and of the
+// result row r in register r, column l % 4.
 //
 // Products are exact; the order and the width in which hardware adds them is not documented. Here a sum of
 // products is formed in f32 (per block of 32 for the scaled forms), and the accumulator is added to it last.
@@ -106,6 +108,34 @@ void mfma_f32(Wave& w, const Inst& I) {
     }
   multiply<M, T::exact>(t[0], t[1], K, out);
   accumulate<M>(w, I, out);
+}
+
+// 16 products of four lanes each, K elements of a lane.
+template <int K, class T>
+void mfma_f32_quads(Wave& w, const Inst& I) {
+  refuse_broadcast(w, I);
+  constexpr int WORDS = K / T::per_word;
+  float t[2][K][LANES], out[4][LANES];
+  u32 tmp[LANES], r[4][LANES];
+  for (int side = 0; side < 2; ++side)
+    for (int q = 0; q < WORDS; ++q) {
+      const u32* p = register_lanes(w, I, 1 + side, q, tmp);
+      for (int e = 0; e < T::per_word; ++e) unpack<LANES, T>(p, e, t[side][q * T::per_word + e]);
+    }
+  for (int row = 0; row < 4; ++row)
+    for (int l = 0; l < LANES; ++l) {
+      float sum = 0;
+      for (int k = 0; k < K; ++k) sum += t[0][k][l / 4 * 4 + row] * t[1][k][l];
+      out[row][l] = sum;
+    }
+  for (int q = 0; q < 4; ++q) {
+    const u32* c = register_lanes(w, I, 3, q, tmp);
+    for (int l = 0; l < LANES; ++l) r[q][l] = as_u32(as_f32(c[l]) + out[q][l]);
+  }
+  for (int q = 0; q < 4; ++q) {
+    std::memcpy(w.lane(I.ops[0].reg + q), r[q], sizeof r[q]);
+    mark_written(w, I.ops[0].reg + q, ~0ull);
+  }
 }
 
 // ---- 8-bit formats. Their values are bf16's, so that two bytes say all of a code's float: ``top`` and ``next``, by
@@ -331,6 +361,7 @@ const OpDef MFMA[] = {
     MF("v_mfma_f32_16x16x16_bf16", "4", "2", (mfma_f32<16, 16, Bf16>)),
     MF("v_mfma_f32_16x16x16_bf16_1k", "4", "2", (mfma_f32<16, 16, Bf16>)),
     MF("v_mfma_f32_16x16x16bf16_1k", "4", "2", (mfma_f32<16, 16, Bf16>)),
+    MF("v_mfma_f32_4x4x4_16b_bf16", "4", "2", (mfma_f32_quads<4, Bf16>)),
     MF("v_mfma_f32_32x32x8_bf16", "16", "2", (mfma_f32<32, 8, Bf16>)),
     MF("v_mfma_f32_32x32x8_bf16_1k", "16", "2", (mfma_f32<32, 8, Bf16>)),
     MF("v_mfma_f32_32x32x8bf16_1k", "16", "2", (mfma_f32<32, 8, Bf16>)),
