@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from mono.compare import Bound, Error
+from mono.layer_compare import settled
 from mono.sources import modules
 
 from rocm_overlay.project import Project
@@ -137,3 +138,21 @@ def test_attention_is_softmax_with_one_more_key_of_value_zero() -> None:
     weights = scores.exp() / (scores.exp().sum(1, keepdim=True) + sink.exp()[:, None])
     torch.testing.assert_close(att.attend(queries, keys, sink), weights @ keys)
     assert not att.attend(queries, keys[:0], sink).any()
+
+
+def test_only_ties_are_settled_as_a_launch_has_them() -> None:
+    """Of a linear whose two outputs are a tie, 1 + 2^-8, and not one, 1: a launch that has the tie's other
+    side is right, one that has a neighbour of any other value is not."""
+    one = int(torch.tensor(1.0).to(torch.float8_e4m3fn).view(torch.uint8))
+    small = int(torch.tensor(2.0**-8).to(torch.float8_e4m3fn).view(torch.uint8))
+    rows = torch.zeros(1, 32, dtype=torch.uint8)
+    rows[0, :2] = one
+    weights = torch.zeros(32, 32, dtype=torch.uint8)
+    weights[:, 0], weights[0, 1] = one, small
+    codes = torch.full((1, 1), 127, dtype=torch.uint8)
+    for up in (0.0, 2.0**-7):
+        got = torch.full((1, 32), 1.0 + up, dtype=torch.float64)
+        want = settled(got, att.linear, formats.MxRows(rows, codes), weights, codes)
+        assert want[0, 0] == 1.0 + up and (want[0, 1:] == 1.0).all()
+    far = torch.full((1, 32), 1.0 + 2.0**-6, dtype=torch.float64)
+    assert (settled(far, att.linear, formats.MxRows(rows, codes), weights, codes) == 1.0).all()

@@ -15,11 +15,6 @@ from mono.sources import OVERLAY, Edit, assembly_of, mutated
 
 full = pytest.mark.full
 TARGET = {"experts": 384, "picks": 6}
-# Of the back, beside those of an FFN launch. Stores of two words past the L2: rows and words of the heads and
-# of wo_a. Invalidations before published bytes are read: the heads, wo_a's outputs.
-MORE_STORES, MORE_READS = 4, 2
-# Words of the back's all-reduces to every rank.
-REDUCES = 2
 BUILDS = [(1, 2), *(pytest.param(rows, 4, marks=full) for rows in (6, 17, 48))]
 
 
@@ -30,11 +25,9 @@ def text_of(kind: str, rows: int, tp: int, overlay: Path = OVERLAY) -> str:
 
 def faults(rows: int, tp: int, front: str, back: str) -> list[str]:
     """What is wrong with the two launches' stores and invalidations, in words."""
-    ffn = text_of("ffn", rows, tp)
-    device, reads = scopes.stores(ffn, "sc1") + MORE_STORES, scopes.invalidations(ffn) + MORE_READS
     found = {
         "front": scopes.front_faults(front, tp),
-        "back": scopes.layer_faults(back, tp, (device,), reads, REDUCES),
+        "back": scopes.back_faults(back, text_of("ffn", rows, tp), tp),
     }
     return [f"{name}: {fault}" for name, faults in found.items() for fault in faults]
 

@@ -15,6 +15,7 @@ from tests.unit.test_specialized_decode_tree import TREE  # noqa: F401
 
 from vllm.models.deepseek_v41.amd.mono import regions  # isort: skip
 from vllm.models.deepseek_v41.amd.mono.geometry import (  # isort: skip
+    HEAD_DIM,
     HIDDEN,
     K_STEP,
     QUERY_RANK,
@@ -150,6 +151,37 @@ def test_code_bytes_of_no_step_were_stored_by_what_came_before(
     for row, group, part in product(range(codes.shape[0]), range(4), range(g.query_parts)):
         own = range(part, QUERY_RANK // K_STEP, g.query_parts)
         assert {codes.at(row, group, part, byte) for byte in read[len(own) :]} <= stored
+
+
+# Of the back: the attention's, one after the other; then the projections' sums beside the seam, and what the
+# FFN launch has.
+BACK_ATTENTION, BACK_TURNS = ("query", "keys", "softmax"), (("values",), ("sums",))
+
+
+@given(sizes=geometries, num_bytes=some.sampled_from((64 * 1024, 160 * 1024)))
+def test_what_the_back_has_in_lds_at_once_is_disjoint(sizes: tuple[int, ...], num_bytes: int) -> None:
+    g = BackGeometry(*sizes)
+    if (g.rows > 42 and g.experts == 384) and num_bytes < 160 * 1024:
+        with pytest.raises(ValueError, match=rf"back of {g.rows} rows at TP {g.tp} needs \d+ bytes of LDS"):
+            regions.back_lds(g, num_bytes)
+        return
+    layout = regions.back_lds(g, num_bytes)
+    assert layout.size <= num_bytes
+    attention = [turn for turn in BACK_TURNS if turn[0] in {region.name for region in layout}]
+    early = [(*EARLY, *turn, *ALWAYS) for turn in (*EARLY_TURNS, ("projection",))]
+    late = [(*LATE, *turn, *ALWAYS) for turn in LATE_TURNS]
+    for together in [*((*BACK_ATTENTION, *turn) for turn in attention), *early, *late]:
+        names = sorted(together, key=lambda name: getattr(layout, name).offset)
+        assert not [pair for pair in pairwise(names) if layout.overlap(*pair)]
+
+
+@given(sizes=geometries)
+def test_sums_of_the_attention_are_of_whole_parts_of_the_dims(sizes: tuple[int, ...]) -> None:
+    """All of them, or a half or a quarter, which are whole tiles of a block of 64 and whole lanes of 8."""
+    g = BackGeometry(*sizes)
+    if not (g.rows > 42 and g.experts == 384):
+        assert HEAD_DIM * g.task_heads / regions.back_lds(g, 64 * 1024).sums.shape[1] in (1, 2, 4)
+    assert regions.back_lds(g).sums.shape[1] >= HEAD_DIM * g.task_heads
 
 
 def test_a_front_that_does_not_fit_is_an_error() -> None:

@@ -90,6 +90,17 @@ class Cache:
         raw[:, block * DATA : block * (DATA + CODES)] = records.codes[which].view(blocks, -1)
         return cls(block, raw.shape[1], raw.flatten(), fp8)
 
+    def varied(self, negative_zeros: bool) -> Cache:
+        """The same records with codes raised and lowered by one, and with -0 among their e4m3."""
+        raw = self.raw.view(-1, self.stride).clone()
+        data = raw[:, : self.block * DATA].view(-1, self.block, DATA)
+        codes = raw[:, self.block * DATA : self.block * (DATA + CODES)].view(-1, self.block, CODES)
+        if negative_zeros:
+            data[..., torch.arange(5, g.POSITION_FREE, 37)] = 0x80
+        record = torch.arange(raw.shape[0] * self.block).view(-1, self.block, 1)
+        codes[..., : att.BLOCKS] += ((record + torch.arange(att.BLOCKS)) % 3 - 1).to(torch.uint8)
+        return replace(self, raw=raw.flatten())
+
     def read(self, slots: torch.Tensor, raw: torch.Tensor | None = None) -> Any:
         """The records at ``slots``, of this cache or of another's bytes ``raw``."""
         raw = self.raw if raw is None else raw
@@ -199,6 +210,14 @@ class LayerCase:
             "wo_b": w["wo_b"][:, mine],
             "wo_b_scale": w["wo_b_scale"][:, codes],
         }
+
+    def varied(self) -> LayerCase:
+        """The same case with codes that differ between a record's blocks and between records, and -0 among
+        the e4m3 of every compressed record."""
+        window, compressed = (
+            cache.varied(cache is self.compressed) for cache in (self.window, self.compressed)
+        )
+        return replace(self, window=window, compressed=compressed)
 
     def angles(self) -> torch.Tensor:
         """cos_sin of every row's position."""

@@ -154,8 +154,7 @@ BARRIERS = (
     _one("back", "no barrier before the query is read", STAGES, ATTENTION,
          "            self._list_keys()\n            dev.barrier()\n", "            self._list_keys()\n"),
     _one("back", "no barrier before the waves' sums are added", STAGES, ATTENTION,
-         "self._leave(largest, total, acc)\n            dev.barrier()\n",
-         "self._leave(largest, total, acc)\n"),
+         "self._leave(turn, *sums)\n                dev.barrier()\n", "self._leave(turn, *sums)\n"),
 )  # fmt: skip
 
 ARITHMETIC = (

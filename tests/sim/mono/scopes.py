@@ -13,6 +13,9 @@ SYSTEM = "sc0 sc1"
 # published rows, and those rows; the compiler may unroll the three turns of the seam's sums. Invalidations
 # before published bytes are read: collapsed rows, the query rank, the key.
 FRONT_STORES, FRONT_READS = (4, 6), 3
+# Of the attention back, beside those of an FFN launch: rows and words of the heads and of wo_a, and their
+# invalidations. Words of its all-reduces to every rank.
+MORE_STORES, MORE_READS, REDUCES = 4, 2, 2
 
 
 def accesses(text: str) -> Counter[tuple[str, str, str]]:
@@ -50,6 +53,12 @@ def layer_faults(text: str, tp: int, device: tuple[int, ...], reads: int, words:
 def front_faults(text: str, tp: int) -> list[str]:
     """``layer_faults`` of an attention front."""
     return layer_faults(text, tp, FRONT_STORES, FRONT_READS)
+
+
+def back_faults(text: str, ffn: str, tp: int) -> list[str]:
+    """``layer_faults`` of an attention back with the FFN half, beside the FFN launch ``ffn`` of its sizes."""
+    device, reads = stores(ffn, "sc1") + MORE_STORES, invalidations(ffn) + MORE_READS
+    return layer_faults(text, tp, (device,), reads, REDUCES)
 
 
 def faults(text: str, tp: int) -> list[str]:

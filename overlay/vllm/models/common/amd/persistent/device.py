@@ -89,6 +89,21 @@ def both(*conditions: Any) -> Any:
     return out
 
 
+def permute_bytes(first: fx.Int32, second: fx.Int32, selector: Any) -> fx.Int32:
+    """The bytes that each byte of ``selector`` names: 0..3 are the second word's, 4..7 the first's."""
+    operands = [as_ir_value(i32(x)) for x in (first, second, selector)]
+    return fx.Int32(llvm.call_intrinsic(_i32(), "llvm.amdgcn.perm", operands, [], []))
+
+
+_UPPER_HALVES = 0x07060302
+
+
+def upper_halves(low: Any, high: Any) -> fx.Int32:
+    """The upper halves of two words or floats: of floats, two bf16, cut off."""
+    bits = [f32_bits(x) if isinstance(x, fx.Float32) else x for x in (high, low)]
+    return permute_bytes(*bits, _UPPER_HALVES)
+
+
 class Buffer:
     """Global memory at a 64-bit address. Accesses at or past ``num_bytes`` load 0 and store nothing."""
 
@@ -260,6 +275,18 @@ def quad_xor(value: Any, distance: int) -> Any:
     return _dpp(value, _QUAD_XOR[distance])
 
 
+def quad_lane(value: Any, lane: int) -> Any:
+    """The value of lane ``lane`` of this lane's four neighbours; no LDS traffic."""
+    return _dpp(value, lane * 0b01010101)
+
+
+def quads_sum(value: fx.Float32) -> fx.Float32:
+    """The sum over this lane's row of 16 of the lanes that have its place among their four neighbours."""
+    for lanes in (4, 8):
+        value = value + _dpp(value, _ROW_ROTATE + lanes)
+    return value
+
+
 def last_lane_sum(value: fx.Float32) -> fx.Float32:
     """The sum over the wave, in lane 63 only."""
     for distance in (1, 2):
@@ -312,6 +339,15 @@ def first_lane_where(condition: Any) -> fx.Int32:
     )
     none = arith.cmpi(arith.CmpIPredicate.eq, mask, arith.constant(i64, 0))
     return fx.Int32(arith.select(none, as_ir_value(fx.Int32(-1)), arith.trunci(_i32(), where)))
+
+
+def row_lanes(condition: Any, lane: Any) -> fx.Int32:
+    """A bit for each lane of this lane's row of 16 where ``condition`` holds, in the low half; what is above
+    it may be another row's."""
+    mask = raw.ballot(ir.IntegerType.get_signless(64), as_ir_value(condition))
+    low = fx.Int32(arith.trunci(_i32(), mask))
+    high = fx.Int32(arith.trunci(_i32(), arith.shrui(mask, arith.constant(mask.type, 32))))
+    return shift_right((lane < WAVE // 2).select(low, high), lane & 16)
 
 
 def low_lanes(condition: Any) -> fx.Int32:

@@ -88,6 +88,13 @@ def round_bf16(isa: Any, low: fx.Float32, high: fx.Float32) -> tuple[fx.Float32,
     return unpack_bf16(isa.pack_bf16(low, high))
 
 
+def clear_negative_zeros(word: fx.Int32) -> fx.Int32:
+    """Four 8-bit floats with 0 for -0: a magnitude plus 127 carries into the sign's bit unless it is 0."""
+    # Pinned, or the compiler factors ``word`` out, which costs an instruction more.
+    magnitude = dev.pin(word & 0x7F7F7F7F)
+    return (word & (magnitude + 0x7F7F7F7F)) | magnitude
+
+
 def sigmoid(x: fx.Float32) -> fx.Float32:
     """1 / (1 + e^-x)."""
     return reciprocal(1.0 + exp2(x * -LOG2_E))

@@ -92,13 +92,13 @@ def _first_that_fits(what: str, g: FfnGeometry, layouts: list[Layout], num_bytes
     )
 
 
-def _ffn_lds(g: FfnGeometry) -> list[Region | Overlap]:
+def _ffn_lds(g: FfnGeometry, *before: Region) -> list[Region | Overlap]:
+    """``before``: regions that are read for the last time before rows are quantised."""
     return [
         Overlap(
             (
-                # Partial sums of the waves: gate/up is the largest user (four tiles of 16 outputs). With one
-                # tile of rows there are two sets, for turns that overlap.
-                (Region("partial", (1 + (g.row_tiles == 1), WAVES, 4 * g.row_tiles, 64, 4), 4),),
+                (_partial(g, "partial"),),
+                *((region,) for region in before),
                 (Region("router_sums", (WAVES, 4 * g.row_tiles, 64, 4), 4),),
                 # Operands on their way to registers.
                 _operand_lds(min(g.rows, TILE)),
@@ -111,12 +111,19 @@ def _ffn_lds(g: FfnGeometry) -> list[Region | Overlap]:
     ]
 
 
-def _compact_ffn_lds(g: FfnGeometry, rows_at_once: int) -> list[Region | Overlap]:
+def _partial(g: FfnGeometry, name: str) -> Region:
+    """Partial sums of the waves: gate/up is the largest user (four tiles of 16 outputs). With one tile of
+    rows there are two sets, for turns that overlap."""
+    return Region(name, (1 + (g.row_tiles == 1), WAVES, 4 * g.row_tiles, 64, 4), 4)
+
+
+def _compact_ffn_lds(g: FfnGeometry, rows_at_once: int, *before: Region) -> list[Region | Overlap]:
     """What the launch needs until the seam's sums are sent, and what it needs from then on, share their
-    place; so do sums of half of the waves each (``stages/wave_sums.py``)."""
+    place; so do sums of half of the waves each (``stages/wave_sums.py``). ``before``: as in ``_ffn_lds``."""
+    router = (Region("router_sums", (WAVES, g.row_tiles, 64, 4), 4),)
     seam: tuple[Region | Overlap, ...] = (
         *_seam_lds(g),
-        Overlap(((Region("router_sums", (WAVES, g.row_tiles, 64, 4), 4),), _operand_lds(rows_at_once))),
+        Overlap((router, _operand_lds(rows_at_once), *((region,) for region in before))),
     )
     sums = Region("partial", (1 + (g.row_tiles == 1), WAVES // 2, 4 * g.row_tiles, 64, 4), 4)
     # The index is read before the first of the routed experts' sums.
@@ -248,15 +255,36 @@ def back_workspace(g: BackGeometry) -> Layout:
 VALUE_ROW = HEAD_DIM + 16
 
 
-def back_lds(g: BackGeometry) -> Layout:
-    """LDS of a workgroup, in bytes: the attention's first, then the FFN half's in its place."""
-    attention = (
-        # A tile of keys a wave, bf16; later a wave's sums of its keys, by head.
-        Region("values", (WAVES, TILE, VALUE_ROW), 2),
+def back_lds(g: BackGeometry, num_bytes: int = 160 * 1024) -> Layout:
+    """LDS of a workgroup that has ``num_bytes``: the attention's first, then the FFN half's in its place.
+    Roomy, the attention's has a tile of values a wave; compact, it has none, and the waves' sums of a part of
+    the dims at a time, the largest that fits.
+
+    Raises:
+        ValueError: the geometry does not fit.
+    """
+    # A tile of keys a wave, bf16; then, in its place, a wave's sums of its keys, f32 by head.
+    values = Region("values", (WAVES, TILE, VALUE_ROW), 2)
+    in_place = Region("sums", (WAVES, TILE * VALUE_ROW // 2), 4)
+    roomy = (Overlap(((values,), (in_place,))), *_attention_lds(g))
+    layouts = [Layout([Overlap((roomy, tuple(_ffn_lds(g, _partial(g, "projection")))))])]
+    # wo_a's sums, and wo_b's of its two tiles of outputs.
+    projection = Region("projection", (1, WAVES // 2, 2 * g.row_tiles, 64, 4), 4)
+    for rounds in (1, 2, 4):
+        sums = Region("sums", (WAVES, g.task_heads * HEAD_DIM // rounds), 4)
+        attention = (sums, *_attention_lds(g))
+        layouts += [
+            Layout([Overlap((attention, tuple(_compact_ffn_lds(g, rows, projection))))])
+            for rows in _rows_at_once(g)
+        ]
+    return _first_that_fits("an attention back", g, layouts, num_bytes)
+
+
+def _attention_lds(g: BackGeometry) -> tuple[Region, ...]:
+    return (
         Region("query", (g.task_heads, VALUE_ROW), 2),
         # Addresses of a key's data and of its codes.
         Region("keys", (SELECTED + 2 * WINDOW, 4), 4),
         # Largest score and sum of weights of a wave's keys, by head.
         Region("softmax", (WAVES, g.task_heads, 2), 4),
     )
-    return Layout([Overlap((attention, tuple(_ffn_lds(g))))])

@@ -10,6 +10,9 @@ them. A is the weight operand with 16 output columns, B the activation operand w
 - 4-bit operand of 128 k: lane l holds k 32 g .. 32 g + 31 of row r, low nibble first.
 - the scale of lane l belongs to k 32 g .. 32 g + 31 of row r, whatever bytes the lane holds.
 - bf16 operand of 32 k: lane l holds 8 k of row r; which 8 is free, if A and B agree.
+
+A 4 x 4 matrix instruction is 16 products of its own, of four neighbouring lanes each (c is the lane's place
+among them): A and B hold 4 k of their row c, D four rows of A for row c of B.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ class Isa(ABC):
     serving engine keeps routed experts on this architecture, by name. ``weight_sets``: sets of 20 weight
     operands that a wave's registers hold beside the rows' operands and what a product needs.
     ``record_code_bias``: by how much the serving engine's codes of the sliding window's key records are above
-    those of the same bytes as OCP values.
+    those of the same bytes as OCP values. Conversions read a byte as that power of two less than OCP does,
+    and, where it is not 0, 0x80 as a NaN.
+    ``column_read``: there is an LDS read that gives columns, ``column_bf16``.
     """
 
     name: str
@@ -48,6 +53,7 @@ class Isa(ABC):
     expert_layout: str
     weight_sets: int
     record_code_bias: int
+    column_read: bool
 
     @abstractmethod
     def mfma_bf16(self, weights: Any, activations: Any, acc: Any) -> Any:
@@ -58,13 +64,19 @@ class Isa(ABC):
         """``acc`` plus 16 x 16 x 16 bf16; operands are 2 words a lane: k 4 g .. 4 g + 3 of row r."""
 
     @abstractmethod
+    def mfma_bf16_quads(self, a: Any, b: Any, acc: Any) -> Any:
+        """``acc`` plus 16 x (4 x 4 x 4) bf16; operands are 2 words a lane."""
+
     def column_bf16(self, shared: Any, offset: Any) -> Any:
         """Two words: four bf16 of one column of LDS rows. Per 16 lanes, lane 4 k + c points to columns
-        4 c .. 4 c + 3 of row k, and lane r gets column r of rows 0..3. All lanes take part."""
+        4 c .. 4 c + 3 of row k, and lane r gets column r of rows 0..3. All lanes take part. Only where
+        ``column_read``."""
+        raise NotImplementedError(f"{self.name} has no LDS read of columns; see ``column_read``")
 
     @abstractmethod
     def expand_fp8(self, word: fx.Int32, scale: fx.Float32) -> list[fx.Int32]:
-        """Four e4m3 times a power of two, as two bf16 pairs."""
+        """Four 8-bit values, as the conversions read them (``record_code_bias``), times a power of two, as
+        two bf16 pairs."""
 
     @abstractmethod
     def ready(self, words: Any, code: Code) -> Any:

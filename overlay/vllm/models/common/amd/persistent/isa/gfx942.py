@@ -11,7 +11,7 @@ an output and a block, so every product of 32 k would need eight more operations
 that lie across lane groups.
 
 FP8. The bytes are OCP e4m3 in memory. The same byte is half the value in FNUZ, which the conversions here
-make up for by a factor of two, and 0x80, OCP's -0, is FNUZ's NaN: it must not occur in what is read. What is
+make up for by a factor of two, and 0x80, OCP's -0, is FNUZ's NaN: the conversions must not see it. What is
 quantised here has none. The serving engine keeps the sliding window's records as FNUZ values.
 """
 
@@ -31,22 +31,15 @@ from .. import math as m
 from . import common
 from .base import Code, Isa
 
-# Byte selectors of ``_permute``: 0..3 are the second word's bytes, 4..7 the first's.
+# Byte selectors of ``dev.permute_bytes``.
 _EVEN_BYTES, _ODD_BYTES = 0x06040200, 0x07050301
 _LOW_PAIR, _HIGH_PAIR = 0x05010400, 0x07030602
-_UPPER_HALVES = 0x07060302
 # The least code whose half is a normal number. Quadruples are below code 252, of magnitudes no weight has.
 _LEAST_CODE = 2
 
 
 def _i32() -> ir.Type:
     return ir.IntegerType.get_signless(32)
-
-
-def _permute(first: fx.Int32, second: fx.Int32, selector: Any) -> fx.Int32:
-    """The bytes that each byte of ``selector`` names."""
-    operands = [as_ir_value(dev.i32(x)) for x in (first, second, selector)]
-    return fx.Int32(llvm.call_intrinsic(_i32(), "llvm.amdgcn.perm", operands, [], []))
 
 
 def _code(code: Code) -> fx.Int32:
@@ -90,7 +83,8 @@ def _table(code: Code) -> tuple[fx.Int32, fx.Int32, fx.Int32, fx.Int32]:
         both + 0x01400100,  # 4 and 6
     ]
     low, high = (
-        [_permute(words[i + 1], words[i], selector) for i in (0, 2)] for selector in (_EVEN_BYTES, _ODD_BYTES)
+        [dev.permute_bytes(words[i + 1], words[i], selector) for i in (0, 2)]
+        for selector in (_EVEN_BYTES, _ODD_BYTES)
     )
     return low[0], low[1], high[0], high[1]
 
@@ -107,30 +101,34 @@ def _widen_fp4(words: Any, code: Code) -> list[fx.Int32]:
         signs = ((word & 0x08080808) << 4, word & dev.i32(0x80808080))
         for nibbles, sign in zip((word, upper), signs, strict=True):
             magnitude = nibbles & 0x07070707
-            low = _permute(low_last, low_first, magnitude)
-            high = _permute(high_last, high_first, magnitude) | sign
-            out += [_permute(high, low, _LOW_PAIR), _permute(high, low, _HIGH_PAIR)]
+            low = dev.permute_bytes(low_last, low_first, magnitude)
+            high = dev.permute_bytes(high_last, high_first, magnitude) | sign
+            out += [dev.permute_bytes(high, low, _LOW_PAIR), dev.permute_bytes(high, low, _HIGH_PAIR)]
+    return out
+
+
+def _floats(word: fx.Int32, scales: ir.Value) -> list[fx.Int32]:
+    """The bits of four 8-bit values times ``scales``, a power of two twice: of at most four significant bits,
+    so that cutting them off to bf16 is exact."""
+    two, bits = ir.VectorType.get([2], ir.F32Type.get()), ir.VectorType.get([2], _i32())
+    out = []
+    for upper in (False, True):
+        pair = arith.mulf(raw.cvt_pk_f32_fp8(two, as_ir_value(word), upper), scales)
+        vector = fx.Vector(llvm.bitcast(bits, pair), (2,), fx.Int32)
+        out += [vector[0], vector[1]]
     return out
 
 
 def _widen_fp8(words: Any, code: Code) -> list[fx.Int32]:
     """bf16 pairs of 32 e4m3 of one block, in the order of ``_widen_fp4``."""
-    two = ir.VectorType.get([2], ir.F32Type.get())
     # One more than the code: the conversion takes the bytes for half their value.
     scale = dev.bits_f32((_code(code) + 1) << 23)
     scales = as_ir_value(dev.vector_f32([scale, scale]))
-    bits = ir.VectorType.get([2], _i32())
     out = []
     for i in range(0, 8, 2):
         dev.schedule_fence()
-        values = []
-        for word in (words[i], words[i + 1]):
-            for upper in (False, True):
-                pair = arith.mulf(raw.cvt_pk_f32_fp8(two, as_ir_value(word), upper), scales)
-                vector = fx.Vector(llvm.bitcast(bits, pair), (2,), fx.Int32)
-                values += [vector[0], vector[1]]
-        # Four significant bits: what is cut off is zero.
-        out += [_permute(values[b], values[a], _UPPER_HALVES) for a, b in ((0, 2), (4, 6), (1, 3), (5, 7))]
+        values = _floats(words[i], scales) + _floats(words[i + 1], scales)
+        out += [dev.upper_halves(values[a], values[b]) for a, b in ((0, 2), (4, 6), (1, 3), (5, 7))]
     return out
 
 
@@ -158,6 +156,7 @@ class Gfx942(Isa):
     group_stride, half_stride = 32, 16
     weight_sets = 1
     record_code_bias = 1
+    column_read = False
     expert_layout = "row_major"
 
     def mfma_bf16(self, weights: Any, activations: Any, acc: Any) -> Any:
@@ -166,11 +165,12 @@ class Gfx942(Isa):
     def mfma_bf16_half(self, weights: Any, activations: Any, acc: Any) -> Any:
         return common.mfma_bf16_16(weights, activations, acc)
 
-    def column_bf16(self, shared: Any, offset: Any) -> Any:
-        raise NotImplementedError("gfx942 has no attention kernels: no transposed LDS read")
+    def mfma_bf16_quads(self, a: Any, b: Any, acc: Any) -> Any:
+        return common.mfma_bf16_quads(a, b, acc)
 
     def expand_fp8(self, word: fx.Int32, scale: fx.Float32) -> list[fx.Int32]:
-        raise NotImplementedError("gfx942 has no attention kernels: no e4m3 keys as bf16")
+        values = _floats(word, as_ir_value(dev.vector_f32([scale, scale])))
+        return [dev.upper_halves(*values[i : i + 2]) for i in (0, 2)]
 
     def ready(self, words: Any, code: Code) -> Any:
         return _widened(words, code)

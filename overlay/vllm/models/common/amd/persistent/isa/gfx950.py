@@ -14,7 +14,7 @@ from flydsl.expr.typing import as_ir_value
 
 from .. import device as dev
 from .base import Code, Isa
-from .common import acc_type, mfma_bf16_16, pack_bf16
+from .common import acc_type, mfma_bf16_16, mfma_bf16_quads, pack_bf16
 
 _E4M3, _E2M1 = 0, 4  # operand formats of the scaled matrix instructions
 
@@ -28,6 +28,7 @@ class Gfx950(Isa):
     group_stride, half_stride = 16, 64
     weight_sets = 2
     record_code_bias = 0
+    column_read = True
     expert_layout = "aiter_shuffle"
 
     def mfma_bf16(self, weights: Any, activations: Any, acc: Any) -> Any:
@@ -36,6 +37,9 @@ class Gfx950(Isa):
 
     def mfma_bf16_half(self, weights: Any, activations: Any, acc: Any) -> Any:
         return mfma_bf16_16(weights, activations, acc)
+
+    def mfma_bf16_quads(self, a: Any, b: Any, acc: Any) -> Any:
+        return mfma_bf16_quads(a, b, acc)
 
     def column_bf16(self, shared: Any, offset: Any) -> Any:
         four = ir.VectorType.get([4], ir.IntegerType.get_signless(16))

@@ -5,8 +5,9 @@ Inputs, Outputs: ``BackArguments``. The grid is one workgroup a compute unit, al
 stage in order, so a wait is always for something that another workgroup reaches without waiting for this
 one's later stages.
 
-Limits: 1..48 rows; the layer's sizes are fixed (``geometry``); loads of weights are bounded by their tensors,
-those of cache records are not: slots are vLLM's.
+Limits: 1..48 rows, and no more than LDS has room for (``regions.back_lds``): 42 of the target's on CDNA3. The
+layer's sizes are fixed (``geometry``); loads of weights are bounded by their tensors, those of cache records
+are not: slots are vLLM's. On CDNA3 e4m3 weights must hold no -0, as in ``ffn``; key records may.
 """
 
 from collections.abc import Callable
@@ -109,15 +110,15 @@ def _run(ctx: Context) -> None:
 
     def partial_of(place: Place) -> Any:
         projection.partial()
-        return slice_word(ctx, place.row, place.word)
+        return slice_word(ctx, place.row, place.word, ctx.lds.projection)
 
     ffn_half(ctx, partial_of)
 
 
-def _layouts(g: BackGeometry) -> tuple[Layout, Layout, Layout]:
+def _layouts(g: BackGeometry, isa: Isa) -> tuple[Layout, Layout, Layout]:
     """Symmetric memory's, the workspace's, LDS's. Not in a closure of the kernel: FlyDSL's cache keys on what
     those hold, and a layout's name differs between processes."""
-    return regions.back_symmetric(g), regions.back_workspace(g), regions.back_lds(g)
+    return regions.back_symmetric(g), regions.back_workspace(g), regions.back_lds(g, isa.lds_bytes)
 
 
 def build(g: BackGeometry, isa: Isa, name: str = "attention_back_ffn") -> Callable[..., Any]:
@@ -125,7 +126,7 @@ def build(g: BackGeometry, isa: Isa, name: str = "attention_back_ffn") -> Callab
 
     @flyc.kernel(name=name, known_block_size=[THREADS, 1, 1])
     def kernel(args: BackArguments) -> None:
-        _run(Context.begin(g, isa, args, _layouts(g)))
+        _run(Context.begin(g, isa, args, _layouts(g, isa)))
 
     @flyc.jit
     def launch(args: BackArguments, stream: fx.Stream = STREAM) -> None:

@@ -28,10 +28,11 @@ RECORD_FLOOR = 1e-4
 BLOCKS = POSITION_FREE // RECORD_BLOCK
 
 
-def linear(rows: MxRows, weights: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """[rows, outputs] of an MXFP8 linear, rounded to bf16; ``weights`` e4m3 bytes [outputs, k], ``codes``
+def linear(rows: MxRows, weights: torch.Tensor, codes: torch.Tensor, rounded: bool = True) -> torch.Tensor:
+    """[rows, outputs] of an MXFP8 linear, ``rounded`` to bf16; ``weights`` e4m3 bytes [outputs, k], ``codes``
     [outputs / 32, k / 32]."""
-    return round_bf16(rows.values @ mxfp8(weights, codes).T)
+    out = rows.values @ mxfp8(weights, codes).T
+    return round_bf16(out) if rounded else out
 
 
 def rotate(x: torch.Tensor, cos_sin: torch.Tensor, inverse: bool = False) -> torch.Tensor:
@@ -128,11 +129,15 @@ def attended(heads: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     return rotate(round_bf16(heads), cos_sin, inverse=True).flatten(1)
 
 
-def group_ranks(rows: MxRows, weights: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """wo_a: each group of heads [rows, 4096] to its rank of 1024; [rows, groups x 1024], rounded to bf16."""
+def group_ranks(
+    rows: MxRows, weights: torch.Tensor, codes: torch.Tensor, rounded: bool = True
+) -> torch.Tensor:
+    """wo_a: each group of heads [rows, 4096] to its rank of 1024; [rows, groups x 1024], ``rounded`` to
+    bf16."""
     groups = weights.shape[0] // OUTPUT_RANK
     x, w = rows.values.unflatten(1, (groups, GROUP_K)), mxfp8(weights, codes).unflatten(0, (groups, -1))
-    return round_bf16(torch.einsum("rgk,gok->rgo", x, w).flatten(1))
+    out = torch.einsum("rgk,gok->rgo", x, w).flatten(1)
+    return round_bf16(out) if rounded else out
 
 
 def output(ranks: torch.Tensor, weights: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:

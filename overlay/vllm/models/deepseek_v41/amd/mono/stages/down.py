@@ -21,6 +21,7 @@ from vllm.models.common.amd.persistent import device as dev
 from vllm.models.common.amd.persistent import math as m
 from vllm.models.common.amd.persistent.handoff import WORD_BYTES, Receiver
 from vllm.models.common.amd.persistent.isa.base import Code
+from vllm.models.common.amd.persistent.regions import Region
 
 from ..geometry import HIDDEN, K_STEP, MX_BLOCK, TILE, WAVES
 from .activations import HALVES
@@ -177,9 +178,10 @@ class Down:
         return out
 
 
-def slice_word(ctx: Context, row: Any, word: Any) -> Any:
+def slice_word(ctx: Context, row: Any, word: Any, sums: Region | None = None) -> Any:
     """This rank's partial of columns 2 word, 2 word + 1 of the slice for a step row, two bf16: from the
-    waves' sums in LDS, of the 16 and the 4 columns of a tile of rows."""
+    waves' ``sums`` (``partial``) in LDS, of the 16 and the 4 columns of a tile of rows."""
+    partial = sums or ctx.lds.partial
     tile, lane_row = row // TILE, row % TILE
     values = []
     for half in range(2):
@@ -188,8 +190,8 @@ def slice_word(ctx: Context, row: Any, word: Any) -> Any:
         inside = column % TILE
         lane = inside // 4 * 16 + lane_row
         total = fx.Float32(0.0)
-        for wave in range(ctx.lds.partial.shape[1]):
-            at = ctx.lds.partial.at(0, wave, tile * _PARTS + part, lane, inside % 4)
+        for wave in range(partial.shape[1]):
+            at = partial.at(0, wave, tile * _PARTS + part, lane, inside % 4)
             total = total + dev.bits_f32(ctx.shared.load(at))
         values.append(total)
     return ctx.isa.pack_bf16(values[0], values[1])

@@ -14,6 +14,7 @@ import flydsl.expr as fx
 from vllm.models.common.amd.persistent import device as dev
 from vllm.models.common.amd.persistent import math as m
 from vllm.models.common.amd.persistent.isa.base import Code
+from vllm.models.common.amd.persistent.regions import Region
 
 from ..geometry import K_STEP, MX_BLOCK, TILE
 from .activations import HALVES, Operand
@@ -53,14 +54,17 @@ class Run:
         """Of the row at byte ``at`` of the workspace."""
         halves = []
         for half in range(HALVES):
-            where = at + (step * K_STEP + half * 64 + ctx.group * 16) * 2
+            k = step * K_STEP + half * ctx.isa.half_stride + ctx.group * ctx.isa.group_stride
+            where = at + k * 2
             quads = [ctx.work.load(where + quad * 16, 4) for quad in range(2)]
             halves.append([quad[i] for quad in quads for i in range(4)])
         return cls(halves)
 
     def operand(self, ctx: Context) -> Operand:
-        """The values quantised. A half's block of 32 is that of two neighbouring groups of lanes, and a
-        lane's code is that of the block of its group's number."""
+        """The values quantised. Where they are not a block, a half's block of 32 is that of two neighbouring
+        groups of lanes, and a lane's code is that of the block of its group's number."""
+        if ctx.isa.group_stride == MX_BLOCK:
+            return self._block(ctx)
         words, both = [], None
         for half, pairs in enumerate(self.halves):
             amax = m.largest_of_pairs(pairs)
@@ -71,20 +75,28 @@ class Run:
         there = dev.shuffle_from(both, ctx.group % 2 * 32 + ctx.row)
         return Operand(dev.vector_i32(words), Code(dev.shift_right(there, ctx.group // 2 * 8)))
 
+    def _block(self, ctx: Context) -> Operand:
+        pairs = [pair for half in self.halves for pair in half]
+        code = m.mx_code(m.largest_of_pairs(pairs))
+        words = [ctx.isa.scale_fp8(pairs[i : i + 2], code) for i in range(0, len(pairs), 2)]
+        return Operand(dev.vector_i32(words), Code(code))
+
 
 def zeros(count: int) -> list[Any]:
     """Accumulators."""
     return [dev.vector_f32([fx.Float32(0.0)] * 4)] * count
 
 
-def publish_outputs(ctx: Context, rows: Any, first: Any, count: int, there: Any) -> None:
-    """Sum the waves' sums of ``count`` (8 or 16) outputs from ``first`` on, a wave a tile of rows, round them
-    to bf16 and publish them in ``rows``. Two barriers."""
+def publish_outputs(
+    ctx: Context, rows: Any, first: Any, count: int, there: Any, sums: Region | None = None
+) -> None:
+    """Sum the waves' ``sums`` (``partial``) of ``count`` (8 or 16) outputs from ``first`` on, a wave a tile
+    of rows, round them to bf16 and publish them in ``rows``. Two barriers."""
     dev.barrier()
 
     @dev.when(there & (ctx.wave < ctx.geometry.row_tiles))
     def _() -> None:
-        total = add_waves(ctx, ctx.wave)
+        total = add_waves(ctx, ctx.wave, sums=sums)
         pairs = [ctx.isa.pack_bf16(total[i], total[i + 1]) for i in (0, 2)]
         row = ctx.wave * TILE + ctx.row
 

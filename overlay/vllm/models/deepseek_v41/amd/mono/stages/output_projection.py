@@ -47,7 +47,7 @@ class OutputProjection:
 
     # ---- wo_a
     def ranks_of_heads(self) -> None:
-        """wo_a on the attended heads. Two barriers."""
+        """wo_a on the attended heads. Two barriers, and ``leave``'s."""
         ctx, g = self.ctx, self.ctx.geometry
         acc = zeros(g.row_tiles)
         waited = [self._wait(tile) for tile in range(g.row_tiles)]
@@ -57,8 +57,9 @@ class OutputProjection:
                 w, words = self._wo_a[step], self._bytes(at, step)
                 acc[tile] = ctx.isa.mfma_fp8(w.words, w.code, words, codes[step], acc[tile])
             ctx.fence()
-        leave(ctx, acc)
-        publish_outputs(ctx, self.ranks, self._first, g.rank_outputs, ctx.workgroup >= 0)
+        sums = ctx.lds.projection
+        leave(ctx, acc, sums=sums)
+        publish_outputs(ctx, self.ranks, self._first, g.rank_outputs, ctx.workgroup >= 0, sums)
 
     def _wait(self, tile: int) -> tuple[list[Code], Any]:
         """Wait for this wave's blocks of a tile's rows: their codes, and the offset of the bytes, past the
@@ -77,11 +78,13 @@ class OutputProjection:
             lambda load, word: (first + 2 * load + word) * 4 + ctx.group,
         )
         codes = [Code(pair[i]) for pair in pairs for i in (1, 3)]
-        heads = ctx.workspace.attended.at(row, self._group * GROUP_K + first * K_STEP + ctx.group * 16)
+        k = self._group * GROUP_K + first * K_STEP + ctx.group * ctx.isa.group_stride
+        heads = ctx.workspace.attended.at(row, k)
         return codes, inside.select(heads, fx.Int32(dev.PAST_END))
 
     def _bytes(self, at: Any, step: int) -> Any:
-        halves = [self.ctx.work.load(at + step * K_STEP + half * 64, 4) for half in range(HALVES)]
+        stride = self.ctx.isa.half_stride
+        halves = [self.ctx.work.load(at + step * K_STEP + half * stride, 4) for half in range(HALVES)]
         return dev.vector_i32([half[i] for half in halves for i in range(4)])
 
     # ---- wo_b
@@ -101,7 +104,7 @@ class OutputProjection:
         ]
 
     def partial(self) -> None:
-        """wo_b's sums, left in LDS. One barrier after the wait's."""
+        """wo_b's sums, left in LDS. One barrier after the wait's, and ``leave``'s."""
         ctx, g = self.ctx, self.ctx.geometry
         self.ranks.wait(WORKGROUPS)
         acc = zeros(g.row_tiles * _PARTS)
@@ -110,11 +113,12 @@ class OutputProjection:
             at = (row < g.rows).select(self.ranks.rows.at(row), fx.Int32(dev.PAST_END))
             for i, step in enumerate(self._mine):
                 x = Run.load(ctx, at, step).operand(ctx)
+                words = ctx.isa.ready(x.words, x.code)
                 for part in range(_PARTS):
                     w, where = self._wo_b[part][i], tile * _PARTS + part
-                    acc[where] = ctx.isa.mfma_fp8(w.words, w.code, x.words, x.code, acc[where])
+                    acc[where] = ctx.isa.mfma_fp8(w.words, w.code, words, x.code, acc[where])
             ctx.fence()
-        leave(ctx, acc)
+        leave(ctx, acc, sums=ctx.lds.projection)
         dev.barrier()
 
 

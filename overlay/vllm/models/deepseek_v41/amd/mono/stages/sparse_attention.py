@@ -9,8 +9,8 @@ Work split: a task is ``task_heads`` heads of one row with all of its keys, so t
 workgroups. A row's tasks lie on one XCD, whose L2 then holds its keys. In a task the waves take tiles of 16
 keys in turn, each with its own softmax, and add through LDS.
 
-A tile's keys are loaded to registers as operands of the scores, a lane a quarter of a key, and left in LDS as
-bf16, from where they are read transposed as operands of the weighted sum: keys are values, too.
+How a tile's keys become operands of the scores and of the weighted sum, for keys are values, too, is in
+``key_tiles``.
 
 Numerics: keys are exact in bf16; scores in fp32, times 512^-1/2; softmax in base 2 with the sink; weights are
 rounded to bf16 against the largest score of the wave's keys so far, their sum is of the unrounded ones; the
@@ -19,6 +19,7 @@ output is rounded to bf16, turned in fp32, quantised with one E8M0 code per 32.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import flydsl.expr as fx
@@ -31,7 +32,6 @@ from ..geometry import (
     HEAD_DIM,
     MX_BLOCK,
     POSITION_FREE,
-    RECORD_BLOCK,
     RECORD_CODES,
     RECORD_DATA,
     ROTARY,
@@ -43,48 +43,21 @@ from ..geometry import (
     XCDS,
 )
 from .context import Context
+from .key_tiles import DIM_TILES, THERE, Key, key_tiles
 from .qkv_projection import rotated
 
-_BLOCKS = POSITION_FREE // RECORD_BLOCK
-_DIM_TILES = HEAD_DIM // TILE
-_QUARTER = 16  # e4m3 of one block that a lane takes
 _LOWEST = -1.0e30
-_THERE = 1  # in the lowest bit of an address, which is a multiple of 16
 _SCALE = HEAD_DIM**-0.5 * m.LOG2_E
-
-
-class _Key:
-    """The key of one lane in a tile: key r of lane (g, r), a quarter of every block of it."""
-
-    def __init__(self, valid: Any, codes: Any, blocks: list[Any], rotary: list[Any]) -> None:
-        self.valid, self.codes, self.blocks, self.rotary = valid, codes, blocks, rotary
-
-    def operands(self, ctx: Context) -> list[tuple[int, Any]]:
-        """(first dim of lane group 0's, eight values as words) of each 32 k. In a block, lane group g has
-        dims 16 g .. 16 g + 15 in two operands; of the rotary dims, 8 g .. 8 g + 7 of each 32."""
-        out = []
-        for block, words in enumerate(self.blocks):
-            code = dev.shift_right(self.codes[block // 4], block % 4 * 8) & 0xFF
-            scale = dev.bits_f32(code << 23)
-            for half in range(2):
-                pairs = [p for i in range(2) for p in ctx.isa.expand_fp8(words[half * 2 + i], scale)]
-                out.append((block * RECORD_BLOCK + half * 8, dev.vector_i32(pairs)))
-        for part, words in enumerate(self.rotary):
-            out.append((POSITION_FREE + part * 32, words))
-        return out
-
-
-def _stride(dim: int) -> int:
-    """Dims between lane groups of an operand whose first dim is ``dim``."""
-    return _QUARTER if dim < POSITION_FREE else 8
 
 
 class SparseAttention:
     """This workgroup's task, if it has one."""
 
     def __init__(self, ctx: Context) -> None:
-        self.ctx = ctx
+        self.ctx, self._tiles = ctx, key_tiles(ctx)
         g = ctx.geometry
+        # Parts of the dims whose sums LDS has room for.
+        self._rounds = -(-g.task_heads * HEAD_DIM // ctx.lds.sums.shape[1])
         tasks = g.heads // g.task_heads
         # From the last workgroup of an XCD on: the FFN half's roles beside others begin with the first.
         local = WORKGROUPS // XCDS - 1 - ctx.workgroup // XCDS
@@ -101,13 +74,13 @@ class SparseAttention:
             self._load_query()
             self._list_keys()
             dev.barrier()
-            largest, total, acc = self._attend()
-            self._leave(largest, total, acc)
-            dev.barrier()
-
-            @dev.when(self.ctx.wave < self.ctx.geometry.task_heads)
-            def _() -> None:
-                self._finish()
+            sums = self._attend()
+            for turn in range(self._rounds):
+                if turn:
+                    dev.barrier()
+                self._leave(turn, *sums)
+                dev.barrier()
+                dev.when(self._finishes(turn))(partial(self._finish, turn))
 
         dev.barrier()
 
@@ -193,27 +166,16 @@ class SparseAttention:
         data = valid.select(base + fx.Int64(inside * RECORD_DATA), zeros)
         codes = valid.select(base + fx.Int64(records * RECORD_DATA + inside * RECORD_CODES), zeros)
         low, high = dev.address_words(data)
-        return [low | valid.select(fx.Int32(_THERE), fx.Int32(0)), high, *dev.address_words(codes)]
-
-    def _load(self, tile: Any) -> _Key:
-        """This lane's quarter of its key of a tile."""
-        ctx = self.ctx
-        place = ctx.shared.load(ctx.lds.keys.at(tile * TILE + ctx.row), 4)
-        data = dev.lane_address(place[0] & ~_THERE, place[1])
-        quarter = data + fx.Int64(ctx.group * _QUARTER)
-        blocks = [dev.load_at(quarter + fx.Int64(b * RECORD_BLOCK), 4) for b in range(_BLOCKS)]
-        rotary = [dev.load_at(quarter + fx.Int64(POSITION_FREE + part * 64), 4) for part in range(2)]
-        codes = dev.load_at(dev.lane_address(place[2], place[3]), 2)
-        return _Key((place[0] & _THERE) != 0, codes, blocks, rotary)
+        return [low | valid.select(fx.Int32(THERE), fx.Int32(0)), high, *dev.address_words(codes)]
 
     # ---- scores and sums
     def _attend(self) -> tuple[Any, Any, list[Any]]:
         """(largest score, sum of weights of this lane's keys, sums by tile of dims) of this wave's keys."""
         zero = dev.vector_f32([fx.Float32(0.0)] * 4)
-        start = [fx.Float32(_LOWEST), fx.Float32(0.0), *[zero] * _DIM_TILES]
+        start = [fx.Float32(_LOWEST), fx.Float32(0.0), *[zero] * DIM_TILES]
 
         def one(tile: Any, carried: list[Any]) -> list[Any]:
-            return self._add_tile(self._load(tile), carried)
+            return self._add_tile(self._tiles.load(tile), carried)
 
         tiles = (self.ctx.args.selected_keys + self.ctx.args.window) // TILE
         largest, total, *acc = dev.loop(self.ctx.wave, tiles, WAVES, start, one)
@@ -221,19 +183,11 @@ class SparseAttention:
             total = total + dev.shuffle_xor(total, distance)
         return largest, total, acc
 
-    def _add_tile(self, key: _Key, carried: list[Any]) -> list[Any]:
-        ctx, lds = self.ctx, self.ctx.lds
+    def _add_tile(self, key: Key, carried: list[Any]) -> list[Any]:
+        ctx, tiles = self.ctx, self._tiles
         before, total, *acc = carried
-        operands = key.operands(ctx)
-        head = ctx.row % ctx.geometry.task_heads
-        score = dev.vector_f32([fx.Float32(0.0)] * 4)
-        for dim, words in operands:
-            own = dim + ctx.group * _stride(dim)
-            ctx.shared.store(lds.values.at(ctx.wave, ctx.row, own), words)
-            query = ctx.shared.load(lds.query.at(head, own), 4)
-            score = ctx.isa.mfma_bf16(words, query, score)
-        # Lane (g, r) has the scores of keys 4 g .. 4 g + 3 with head r.
-        there = dev.shift_right(dev.low_lanes(key.valid), ctx.group * 4)
+        score = tiles.scores(key)
+        there = tiles.valid(key)
         valid = [(there & (1 << i)) != 0 for i in range(4)]
         scores = [v.select(score[i] * _SCALE, fx.Float32(_LOWEST)) for i, v in enumerate(valid)]
         top = m.maximum(m.maximum(scores[0], scores[1]), m.maximum(scores[2], scores[3]))
@@ -251,42 +205,40 @@ class SparseAttention:
         acc = dev.choose(dev.first_lane_where(grows) >= 0, shrunk, acc)
         total = total * shrink + ((weights[0] + weights[1]) + (weights[2] + weights[3]))
         packed = dev.vector_i32([ctx.isa.pack_bf16(weights[i], weights[i + 1]) for i in (0, 2)])
-        return [largest, total, *self._weighted(packed, acc)]
-
-    def _weighted(self, weights: Any, acc: list[Any]) -> list[Any]:
-        """``acc`` plus the weights times the tile's values, which this wave left in LDS."""
-        ctx = self.ctx
-        # Per 16 lanes: lane 4 k + c points to four dims of key 4 g + k.
-        key = ctx.group * 4 + ctx.row // 4
-        base = ctx.lds.values.at(ctx.wave, key, ctx.row % 4 * 4)
-        dev.wave_fence()
-        out = []
-        for tile, before in enumerate(acc):
-            values = ctx.isa.column_bf16(ctx.shared, base + tile * TILE * 2)
-            out.append(ctx.isa.mfma_bf16_half(values, weights, before))
-        dev.wave_fence()
-        return out
+        return [largest, total, *tiles.weighted(key, packed, acc)]
 
     # ---- over the waves
-    def _sums_at(self, wave: Any, head: Any, dim: Any) -> Any:
-        """Where a wave leaves its sums: f32 [heads][512] in the place of its values."""
-        return self.ctx.lds.values.at(wave) + (head * HEAD_DIM + dim) * 4
+    def _sums_at(self, turn: int, wave: Any, head: Any, dim: Any) -> Any:
+        """Where a wave leaves its sums: f32 [heads][dims of a turn]."""
+        width = HEAD_DIM // self._rounds
+        return self.ctx.lds.sums.at(wave) + (head * width + dim - turn * width) * 4
 
-    def _leave(self, largest: Any, total: Any, acc: list[Any]) -> None:
-        """Lane (g, r) has dims 4 g .. 4 g + 3 of every tile for head r."""
+    def _leave(self, turn: int, largest: Any, total: Any, acc: list[Any]) -> None:
+        """Lane (g, r) has four dims of every tile for head r."""
         ctx = self.ctx
+        width = DIM_TILES // self._rounds
 
         @dev.when(ctx.row < ctx.geometry.task_heads)
         def _() -> None:
-            for tile, value in enumerate(acc):
-                ctx.shared.store(self._sums_at(ctx.wave, ctx.row, tile * TILE + ctx.group * 4), value)
+            for tile in range(turn * width, (turn + 1) * width):
+                ctx.shared.store(self._sums_at(turn, ctx.wave, ctx.row, self._tiles.dim(tile)), acc[tile])
+            if turn:
+                return
 
             @dev.when(ctx.group == 0)
             def _() -> None:
                 at = ctx.lds.softmax.at(ctx.wave, ctx.row)
                 ctx.shared.store(at, dev.vector_f32([largest, total]))
 
-    def _finish(self) -> None:
+    def _finishes(self, turn: int) -> Any:
+        """Whether this lane has dims of the turn, in a wave that has a head."""
+        ctx = self.ctx
+        there = ctx.wave < ctx.geometry.task_heads
+        if self._rounds == 1:
+            return there
+        return there & (ctx.lane // (dev.WAVE // self._rounds) == turn)
+
+    def _finish(self, turn: int) -> None:
         """Wave h finishes head h of the task: lane l dims 8 l .. 8 l + 7."""
         ctx = self.ctx
         head = self.first_head + ctx.wave
@@ -304,7 +256,7 @@ class SparseAttention:
             total = m.fused(part[1], share, total)
         values = [fx.Float32(0.0)] * 8
         for wave, share in enumerate(shares):
-            at = self._sums_at(wave, ctx.wave, ctx.lane * 8)
+            at = self._sums_at(turn, wave, ctx.wave, ctx.lane * 8)
             for quad in range(2):
                 four = ctx.shared.load(at + quad * 16, 4).bitcast(fx.Float32)
                 for i in range(4):
