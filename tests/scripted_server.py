@@ -227,7 +227,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    # Words of a file, so that a test changes how a server behaves and not its command.
+    parser = argparse.ArgumentParser(fromfile_prefix_chars="@")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--interval-s", type=float, default=0.002)
     parser.add_argument("--die-after", type=int, default=0)

@@ -18,7 +18,7 @@ import yaml
 
 from rocm_overlay.cli import main
 from rocm_overlay.measure import compare, records, traced
-from rocm_overlay.measure import session as session_module
+from rocm_overlay.measure import server as server_module
 from rocm_overlay.measure.quantities import QUANTITIES
 from rocm_overlay.measure.server import Server
 from rocm_overlay.measure.workload import load_profile, pass_of
@@ -72,27 +72,24 @@ def free_ports(count):
 
 
 def session_file(folder, **faults):
-    """Two arms whose servers the session starts; the second one's tokens come slower."""
-    ports = free_ports(2)
+    """Two arms whose servers the session starts; the second one's tokens come slower.
 
-    def command(interval, *extra):
-        return [
-            sys.executable,
-            "-m",
-            "tests.scripted_server",
-            "--port",
-            "{port}",
-            "--interval-s",
-            interval,
-            *extra,
-        ]
+    A fault is no word of a command, but of a file that the command names: the next session's can be without.
+    """
+    ports = free_ports(2)
+    for arm in ("base", "pr"):
+        (folder / f"{arm}-words").write_text("".join(f"{word}\n" for word in faults.get(arm, ())))
+
+    def command(arm, interval):
+        words = ["-m", "tests.scripted_server", "--port", "{port}", "--interval-s", interval]
+        return [sys.executable, *words, f"@{folder / arm}-words"]
 
     document = {
         "ready_timeout_s": 60,
         "halves": {"0-3": {"port": ports[0]}, "4-7": {"port": ports[1], "env": {"HIP_VISIBLE_DEVICES": "4"}}},
         "arms": {
-            "base": {"command": command("0.002"), "env": {"PYTHONPATH": str(ROOT)}},
-            "pr": {"command": command("0.012", *faults.get("pr", ())), "env": {"PYTHONPATH": str(ROOT)}},
+            "base": {"command": command("base", "0.002"), "env": {"PYTHONPATH": str(ROOT)}},
+            "pr": {"command": command("pr", "0.012"), "env": {"PYTHONPATH": str(ROOT)}},
         },
     }
     file = folder / "session.yaml"
@@ -277,16 +274,23 @@ def test_a_killed_session_leaves_no_server_behind_and_resumes(tmp_path):
     assert nothing_serves(session, 30)
 
 
-def test_a_port_that_another_server_keeps_is_named(server, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(session_module, "STOP_TIMEOUT_S", 1)
+@pytest.mark.parametrize("other", ["a server", "what answers no request"])
+def test_a_port_that_is_taken_is_named(tmp_path, capsys, monkeypatch, other):
+    monkeypatch.setattr(server_module, "STOP_TIMEOUT_S", 1)
+    monkeypatch.setattr(server_module, "PAGE_TIMEOUT_S", 2)
     session = session_file(tmp_path)
     document = yaml.safe_load(session.read_text())
-    document["halves"]["0-3"]["port"] = server.server_port
-    session.write_text(yaml.safe_dump(document))
-    assert bench(tmp_path, "--session", str(session)) == 2
+    with ScriptedServer() as server, socket.create_server(("127.0.0.1", 0)) as silent:
+        port = server.server_port if other == "a server" else silent.getsockname()[1]
+        document["halves"]["0-3"]["port"] = port
+        session.write_text(yaml.safe_dump(document))
+        assert bench(tmp_path, "--session", str(session)) == 2
+        assert server.completions == 0
     error = capsys.readouterr().err
-    assert "arm base on half 0-3 cannot be started" in error and f"something answers at {server.url}" in error
-    assert server.completions == 0
+    assert "arm base on half 0-3 cannot be started" in error
+    assert f"something answers at http://127.0.0.1:{port}" in error
+    # Nor is a server started that would find the port taken by itself.
+    assert not list((tmp_path / "set").glob("raw/round-1/base-server.log"))
 
 
 def test_two_sessions_do_not_write_one_set(tmp_path, capsys):

@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 from rocm_overlay.cli import main
+from rocm_overlay.measure import resume
 from tests.unit.test_measure_bench import CLIENT, EVIDENCE, bench, profiles, read, server, session_file
 
 __all__ = ["server"]
@@ -77,3 +78,35 @@ def test_arms_of_a_session_in_another_order_would_sit_on_the_other_halves(tmp_pa
     session.write_text(yaml.safe_dump(document, sort_keys=False))
     assert bench(tmp_path, "--session", str(session), profile=file) == 2
     assert "half 0-3" in (error := capsys.readouterr().err) and "half 4-7" in error
+
+
+CHANGED = {
+    "a word of its command": (lambda document: document["arms"]["pr"]["command"].append("--x"), "command "),
+    "a variable of its own": (lambda document: document["arms"]["pr"]["env"].update(A="b"), "A=b"),
+    "a variable of its half": (lambda document: document["halves"]["4-7"]["env"].update(A="b"), "A=b"),
+}
+
+
+@pytest.mark.parametrize(("change", "says"), CHANGED.values(), ids=CHANGED)
+def test_a_set_is_not_gone_on_with_when_an_arms_server_is_another_one(tmp_path, capsys, change, says):
+    session, file = session_file(tmp_path), profiles(tmp_path, runs=1)
+    assert bench(tmp_path, "--session", str(session), profile=file) == 0
+    record = next(record for record in read(tmp_path) if record.arm == "pr")
+    assert "--port '{port}' --interval-s 0.012" in record.evidence["command"]
+    assert record.evidence["env"].startswith("HIP_VISIBLE_DEVICES=4 PYTHONPATH=")
+    before = (tmp_path / "set" / "runs.jsonl").read_text()
+
+    document = yaml.safe_load(session.read_text())
+    change(document)
+    session.write_text(yaml.safe_dump(document))
+    assert bench(tmp_path, "--session", str(session), profile=file) == 2
+    error = capsys.readouterr().err
+    assert "was begun otherwise" in error and "pr, 32/8 c2, round 1, run 1" in error
+    assert says in error.partition("wanted:")[2]
+    assert (tmp_path / "set" / "runs.jsonl").read_text() == before
+
+
+def test_a_secret_of_a_servers_command_or_variables_is_not_kept():
+    command, env = ["serve", "{port}", "--api-key", "opensesame"], {"HF_TOKEN": "hf_abcdefgh", "A": "b c"}
+    kept = resume.command_evidence(command, env)
+    assert kept == {"command": "serve '{port}' --api-key '***'", "env": "'A=b c' 'HF_TOKEN=***'"}

@@ -28,7 +28,17 @@ from rocm_overlay.textio import write_text_atomically
 DEFAULT_QUANTITIES = ("itl_p50_ms", "ttft_p50_ms", "output_tok_s", "acceptance_length")
 # What must be the same in two arms for their difference to be the build's.
 SAME_EVIDENCE = ("sku", "model", "repeats")
-SHOWN_EVIDENCE = ("image", "image_digest", "sku", "recipe", "recipe_hash", "overlay_hash", "client")
+SHOWN_EVIDENCE = (
+    "image",
+    "image_digest",
+    "sku",
+    "recipe",
+    "recipe_hash",
+    "overlay_hash",
+    "client",
+    "command",
+    "env",
+)
 REPORT_NAME = "compare"
 # Beside the verdict of a point some of whose runs have a false proof.
 UNPROVED = ", not all runs proved"

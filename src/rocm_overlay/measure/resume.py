@@ -7,23 +7,35 @@ workload under the same names would be taken for done, or become a mixture that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rocm_overlay.errors import OverlayError
+from rocm_overlay.masking import mask_value, mask_words
 from rocm_overlay.measure.records import Record
 from rocm_overlay.measure.workload import Pass, pass_of
 
 if TYPE_CHECKING:
     from rocm_overlay.measure.session import Arm, Session
 
-# Of an arm in every round of a set: its build, its server's recipe, and how it is measured.
-ARM_EVIDENCE = ("model", "recipe", "recipe_hash", "image", "image_digest", "sku", "client", "repeats")
+# Of an arm in a round of a set: its build, its server's recipe and command, and how it is measured.
+ARM_EVIDENCE = (
+    "model", "recipe", "recipe_hash", "image", "image_digest", "sku", "client", "repeats", "command", "env",
+)  # fmt: skip
 
 
-def evidence_of_arm(session: Session, arm: Arm) -> dict[str, Any]:
-    """What each record of an arm names."""
-    return {**session.evidence, **arm.evidence, "repeats": session.profile.repeats}
+def command_evidence(command: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+    """A server's command and variables as a shell takes them, secrets masked; ``{port}`` is left as it is."""
+    pairs = [f"{name}={mask_value(name, value)}" for name, value in sorted(env.items())]
+    return {"command": shlex.join(mask_words(command)), "env": shlex.join(pairs)}
+
+
+def evidence_of_arm(session: Session, arm: Arm, number: int) -> dict[str, Any]:
+    """What each record of an arm in a round names; a server that somebody else started names no command."""
+    half = session.half_of(arm, number)
+    served = command_evidence(arm.command, {**half.env, **arm.env}) if arm.command else {}
+    return {**session.evidence, **arm.evidence, "repeats": session.profile.repeats, **served}
 
 
 def require_same(session: Session, kept: list[Record], where: object) -> None:
@@ -38,7 +50,7 @@ def require_same(session: Session, kept: list[Record], where: object) -> None:
         arm = arms.get(record.arm)
         if arm is None:
             continue
-        evidence = evidence_of_arm(session, arm)
+        evidence = evidence_of_arm(session, arm, record.round)
         pairs = {name: (record.evidence.get(name), evidence.get(name)) for name in ARM_EVIDENCE}
         if own := passes.get(record.identity):
             pairs |= _workload(record, own, session.half_of(arm, own.round).name)

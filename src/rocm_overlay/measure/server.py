@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,8 @@ from rocm_overlay.textio import log_end
 PAGE_TIMEOUT_S = 20.0
 POLL_S = 0.2
 STOP_TIMEOUT_S = 60
+# Between two lines of progress while a server starts.
+TELL_S = 30.0
 
 
 def check_url(url: str, where: str) -> None:
@@ -99,26 +102,47 @@ class Server:
             return False
         return True
 
+    def listens(self) -> bool:
+        """Whether anything takes connections at its address, a server of another kind included."""
+        parts = urllib.parse.urlsplit(self.url)
+        try:
+            socket.create_connection((parts.hostname, parts.port), timeout=PAGE_TIMEOUT_S).close()
+        except OSError:
+            return False
+        return True
+
     def wait_gone(self, limit_s: float) -> bool:
-        """Wait until nothing answers; whether that was in ``limit_s``."""
+        """Wait until nothing listens; whether that was in ``limit_s``."""
         deadline = time.monotonic() + limit_s
-        while self.alive():
+        while self.listens():
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL_S)
         return True
 
-    def wait(self, limit_s: float, still_runs: OwnServer | None = None) -> None:
+    def wait(
+        self,
+        limit_s: float,
+        still_runs: OwnServer | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
         """Wait until its health page answers.
+
+        Args:
+            say: takes the lines of progress.
 
         Raises:
             OverlayError: not in ``limit_s``, or the process ended.
         """
-        deadline = time.monotonic() + limit_s
+        started = told = time.monotonic()
         while not self.alive():
             if still_runs is not None:
                 still_runs.require_running()
-            if time.monotonic() > deadline:
+            passed = time.monotonic() - started
+            if passed + started - told >= TELL_S:
+                told = passed + started
+                say(f"{self.name}: no answer from {self.url}/health after {passed:.0f} s of {limit_s:g} s")
+            if passed > limit_s:
                 raise OverlayError(
                     f"{self.name} is not ready",
                     seen=f"no answer from {self.url}/health in {limit_s:g} s",
@@ -188,6 +212,40 @@ class OwnServer:
     ) -> None:
         end_group(self.process, STOP_TIMEOUT_S)
         self.guard.stop()
+
+
+def start_own(
+    name: str,
+    port: int,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    log: Path,
+    say: Callable[[str], None],
+) -> OwnServer:
+    """Start a server at a port of this machine that nothing else listens on.
+
+    Args:
+        name: what errors call it.
+        command: its words, ``{port}`` standing for the port.
+        env: added to the session's own.
+        log: the file for what it prints.
+        say: takes the lines of progress.
+
+    Raises:
+        OverlayError: the port stays taken, or the command cannot be started.
+    """
+    server = Server(name, f"http://127.0.0.1:{port}")
+    # What a killed session left is ending by itself.
+    if server.listens():
+        say(f"something answers at {server.url}; waiting {STOP_TIMEOUT_S} s for its end")
+    if not server.wait_gone(STOP_TIMEOUT_S):
+        raise OverlayError(
+            f"{name} cannot be started",
+            seen=f"something answers at {server.url}",
+            wanted="a free port",
+            fix="stop it, or give the half another port",
+        )
+    return OwnServer(server, [word.replace("{port}", str(port)) for word in command], env, log)
 
 
 def end_group(process: subprocess.Popen[bytes], limit_s: float) -> None:

@@ -20,7 +20,7 @@ from rocm_overlay.measure.metrics_page import Page, Window
 from rocm_overlay.measure.proof import Proof, prove
 from rocm_overlay.measure.records import Record, ResultSet, keep_launches, kept_launches
 from rocm_overlay.measure.resume import evidence_of_arm, require_same
-from rocm_overlay.measure.server import STOP_TIMEOUT_S, OwnServer, Server
+from rocm_overlay.measure.server import OwnServer, Server, start_own
 from rocm_overlay.measure.trace import read_trace
 from rocm_overlay.measure.traced import traced
 from rocm_overlay.measure.workload import Pass, Point, Profile, pass_of, promise
@@ -185,7 +185,7 @@ class Bench:
             own = {arm.name: self._start(arm, number, stack) for arm in arms}
             for arm in arms:
                 server, process = own[arm.name]
-                server.wait(self.session.ready_timeout_s if process else 0.0, process)
+                server.wait(self.session.ready_timeout_s if process else 0.0, process, self.say)
                 self._warm_up(server, process, number)
             for point, run, arm in missing:
                 server, process = own[arm.name]
@@ -207,21 +207,9 @@ class Bench:
                     fix=f"add it to the arm's urls, or serve one half a call with --round {number}",
                 )
             return Server(name, arm.urls[half.name].rstrip("/")), None
-        server = Server(name, f"http://127.0.0.1:{half.port}")
-        # What a killed session left is ending by itself.
-        if server.alive():
-            self.say(f"something answers at {server.url}; waiting {STOP_TIMEOUT_S} s for its end")
-        if not server.wait_gone(STOP_TIMEOUT_S):
-            raise OverlayError(
-                f"{name} cannot be started",
-                seen=f"something answers at {server.url}",
-                wanted="a free port",
-                fix="stop it, or give the half another port",
-            )
-        words = [word.replace("{port}", str(half.port)) for word in arm.command]
         log = self.results.folder / "raw" / f"round-{number}" / f"{arm.name}-server.log"
-        process = OwnServer(server, words, {**half.env, **arm.env}, log)
-        return server, stack.enter_context(process)
+        process = start_own(name, half.port, arm.command, {**half.env, **arm.env}, log, self.say)
+        return process.server, stack.enter_context(process)
 
     def _raw(self, arm: str, number: int, name: str) -> Path:
         safe = name.replace("/", "-").replace(" ", "-")
@@ -292,7 +280,7 @@ class Bench:
 
     def _record(self, arm: Arm, own: Pass, outcome: Outcome, window: Window | None, trouble: str) -> Record:
         session = self.session
-        evidence = {**evidence_of_arm(session, arm), "seed": own.seed}
+        evidence = {**evidence_of_arm(session, arm, own.round), "seed": own.seed}
         promised = promise(session.recipe, own.point.concurrency)
         proofs = prove(own, session.profile, promised, outcome, window, evidence)
         proofs["metrics"] = Proof(window is not None, trouble or "read before and after")
