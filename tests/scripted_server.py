@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -226,14 +227,33 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
+def solver(wrong: Callable[[str], bool] = lambda prompt: False) -> Callable[[str], str]:
+    """Answers the made problems and the needles rightly, but where ``wrong`` says otherwise."""
+
+    def answer(prompt: str) -> str:
+        if "cellar?" in prompt:
+            found = re.search(r"cellar is (\d+)", prompt)
+            return " lost." if wrong(prompt) or found is None else f" {found[1]}."
+        boxes, each, eaten = map(int, re.findall(r"\d+", prompt.rpartition("Question:")[2]))
+        return f" It is so.\n#### {boxes * each - eaten + wrong(prompt)}"
+
+    return answer
+
+
 def main() -> None:
     # Words of a file, so that a test changes how a server behaves and not its command.
     parser = argparse.ArgumentParser(fromfile_prefix_chars="@")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--interval-s", type=float, default=0.002)
     parser.add_argument("--die-after", type=int, default=0)
+    parser.add_argument("--slow-s", type=float, default=0.0)
+    parser.add_argument("--solve", action="store_true", help="answer the made problems and needles")
+    parser.add_argument("--wrong", help="and wrongly where the last question matches this expression")
     words = parser.parse_args()
-    script = Script(interval_s=words.interval_s, die_after=words.die_after)
+    script = Script(interval_s=words.interval_s, die_after=words.die_after, slow_s=words.slow_s)
+    if words.solve:
+        wrong = re.compile(words.wrong or r"(?!)")
+        script.answers = solver(lambda prompt: bool(wrong.search(prompt.rpartition("Question:")[2])))
     ScriptedServer(script, words.port).serve_forever(0.02)
 
 

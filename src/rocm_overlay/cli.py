@@ -19,6 +19,7 @@ COMMAND_MODULES = (
     "rocm_overlay.cli_rebase",
     "rocm_overlay.cli_image",
     "rocm_overlay.ci_local",
+    "rocm_overlay.cli_eval",
     "rocm_overlay.cli_inferencex",
     "rocm_overlay.cli_recipe",
     "rocm_overlay.deploy",
@@ -27,7 +28,6 @@ COMMAND_MODULES = (
     "rocm_overlay.kernel_builds",
     "rocm_overlay.measure.bench",
     "rocm_overlay.measure.compare",
-    "rocm_overlay.measure.evaluate",
     "rocm_overlay.measure.layer_test",
 )
 

@@ -2,7 +2,6 @@
 """The accuracy gate: published errors and differences come out; none is called that is inside its error."""
 
 import json
-import re
 import shlex
 import stat
 
@@ -17,7 +16,7 @@ from rocm_overlay.measure.tasks import Question
 from rocm_overlay.project import Project
 from rocm_overlay.recipe import load
 from rocm_overlay.transaction import exclusive
-from tests.scripted_server import Script, ScriptedServer
+from tests.scripted_server import Script, ScriptedServer, solver
 
 # Score, standard error and questions as lm-eval printed them in the published pull requests.
 PUBLISHED_ERRORS = [
@@ -107,18 +106,6 @@ def test_a_needle_is_as_long_as_wanted_and_stands_where_wanted():
             assert words.index(f"{own.answer}.") / len(words) == pytest.approx(depth, abs=0.12)
     assert tasks.needle(1.0, 500, 0.5, seed=1).prompt[:40] != tasks.needle(1.0, 500, 0.5, seed=2).prompt[:40]
     assert tuple(1024 * k for k in (2, 6, 10, 32, 85, 128)) == tasks.NEEDLE_TOKENS
-
-
-def solver(wrong=lambda prompt: False):
-    """Answers the made problems and the needles rightly, but where ``wrong`` says otherwise."""
-
-    def answer(prompt):
-        if "cellar?" in prompt:
-            return " " + re.search(r"cellar is (\d+)", prompt)[1] + "." if not wrong(prompt) else " lost."
-        boxes, each, eaten = map(int, re.findall(r"\d+", prompt.rpartition("Question:")[2]))
-        return f" It is so.\n#### {boxes * each - eaten + wrong(prompt)}"
-
-    return answer
 
 
 def gate(server, folder, *words, arm="base"):

@@ -16,8 +16,8 @@ from rocm_overlay.cli import main
 from rocm_overlay.measure import accuracy, tasks
 from rocm_overlay.measure.accuracy import Answer
 from rocm_overlay.project import Project
-from tests.scripted_server import Script, ScriptedServer
-from tests.unit.test_measure_eval import gate, second_pass_is_wrong, solver
+from tests.scripted_server import Script, ScriptedServer, solver
+from tests.unit.test_measure_eval import gate, second_pass_is_wrong
 
 ROOT = Project.find().root
 

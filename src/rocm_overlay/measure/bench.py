@@ -46,10 +46,15 @@ SESSION_FIELDS = {"arms", "halves", "ready_timeout_s"}
 ARM_FIELDS = {"command", "urls", "env", "image", "image_digest", "traces"}
 HALF_FIELDS = {"port", "env"}
 MOST_PORT = 65535
+# Where arms are served one at a time and the file has no halves: vLLM's own.
+WHOLE_NODE = Half("", 8000)
 
 
-def read_arms(file: Path) -> tuple[tuple[Arm, ...], tuple[Half, ...], float]:
+def read_arms(file: Path, in_turn: bool = False) -> tuple[tuple[Arm, ...], tuple[Half, ...], float]:
     """Arms, halves and the limit for a server's start, from a session file.
+
+    Args:
+        in_turn: the arms are served one at a time, so that one half is enough and none is the whole node.
 
     Raises:
         OverlayError: a field that is unknown, missing or of the wrong form.
@@ -58,15 +63,20 @@ def read_arms(file: Path) -> tuple[tuple[Arm, ...], tuple[Half, ...], float]:
     document = parse_yaml(read_text(file, where), where)
     check_plain(document, where)
     _known(document, SESSION_FIELDS, where, "the session")
-    halves = tuple(
-        Half(name, _port(one, where, name), _words(one.get("env", {}), where, f"halves.{name}.env"))
-        for name, one in _maps(document, "halves", HALF_FIELDS, where)
+    whole = in_turn and "halves" not in document
+    halves = (
+        (WHOLE_NODE,)
+        if whole
+        else tuple(
+            Half(name, _port(one, where, name), _words(one.get("env", {}), where, f"halves.{name}.env"))
+            for name, one in _maps(document, "halves", HALF_FIELDS, where)
+        )
     )
     arms = tuple(_arm(name, one, where, halves) for name, one in _maps(document, "arms", ARM_FIELDS, where))
     ports = [half.port for half in halves if half.port]
     if len(set(ports)) < len(ports):
         raise _bad(where, "halves", f"ports {', '.join(map(str, ports))}", "a port of its own for each half")
-    if len(arms) > len(halves):
+    if len(arms) > len(halves) and not in_turn:
         raise _bad(where, "halves", f"{len(halves)} for {len(arms)} arms", "a half for each arm")
     ready = document.get("ready_timeout_s", 3600)
     if isinstance(ready, bool) or not isinstance(ready, int | float) or ready <= 0:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``eval``: the accuracy gate against one server. ``eval-compare``: arms' answers, question by question."""
+"""The accuracy gate against one server, and two arms' answers question by question."""
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import queue
@@ -11,27 +10,23 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rocm_overlay import table
-from rocm_overlay.errors import EXIT_FAILED_CHECK, EXIT_OK, OverlayError
-from rocm_overlay.measure import accuracy, lm_eval, options, tasks
+from rocm_overlay.errors import OverlayError
+from rocm_overlay.measure import accuracy, lm_eval, tasks
 from rocm_overlay.measure.accuracy import Answer, AnswerSet, Call, Difference
-from rocm_overlay.measure.arms import arms_text
 from rocm_overlay.measure.compare import markdown_table
 from rocm_overlay.measure.metrics_page import Window
-from rocm_overlay.measure.server import Server, check_url
+from rocm_overlay.measure.server import Server
 from rocm_overlay.measure.tasks import Question
-from rocm_overlay.processes import interruptible
-from rocm_overlay.project import Project
-from rocm_overlay.recipe import load
 from rocm_overlay.textio import read_text, write_text_atomically
-from rocm_overlay.transaction import exclusive
 
 TWO_PASS, NEEDLES = "two-pass", "needles"
+PASSES = ("two-pass-1", "two-pass-2")
 # Of the second pass's prompt tokens. vLLM caches whole blocks: a prompt's last block is always computed.
 LEAST_SECOND_PASS_HITS = 0.9
 LENGTH_TOLERANCE = 0.1
@@ -176,20 +171,36 @@ class Finding:
     name: str
     says: str
 
+    def show(self) -> str:
+        """``ok``, ``FAULT`` or ``unknown``."""
+        return {True: "ok", False: "FAULT", None: "unknown"}[self.ok]
 
-def two_pass(asker: Asker, results: AnswerSet, arm: str, questions: Sequence[Question]) -> list[Finding]:
-    """Ask twice; the second pass must be prefix hits, and be answered as well as the first."""
-    windows = []
-    for task in ("two-pass-1", "two-pass-2"):
-        before = asker.server.metrics()
-        asked = asker.run(results, arm, task, questions, tasks.score_arithmetic)
-        windows.append((asked, Window(before, asker.server.metrics())))
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass's growth of the metrics; ``whole`` where every question was asked in it."""
+
+    whole: bool
+    window: Window
+
+
+def ask_pass(asker: Asker, results: AnswerSet, arm: str, task: str, questions: Sequence[Question]) -> Pass:
+    """Ask what the set lacks of a pass."""
+    before = asker.server.metrics()
+    asked = asker.run(results, arm, task, questions, tasks.score_arithmetic)
+    return Pass(asked == len(questions), Window(before, asker.server.metrics()))
+
+
+def second_pass(results: AnswerSet, arm: str, passes: Sequence[Pass]) -> list[Finding]:
+    """The second pass must be prefix hits, and be answered as well as the first.
+
+    Where the first was resumed, a part of its prompts may have met another server, whose cache is gone.
+    """
     found = by_arm(results.answers)[arm]
-    first, second = (found[task] for task in ("two-pass-1", "two-pass-2"))
-    own = accuracy.difference("two-pass", first, second)
-    asked, window = windows[1]
-    rate = window.prefix_hit_rate()
-    if asked < len(questions):
+    first, second = (found[task] for task in PASSES)
+    own = accuracy.difference(TWO_PASS, first, second)
+    rate = passes[1].window.prefix_hit_rate()
+    if not all(one.whole for one in passes):
         hits = Finding(None, "second pass", "resumed, so that its hits are not those of a whole pass")
     elif rate is None:
         hits = Finding(None, "second pass", "the server looks no prefix up")
@@ -289,108 +300,91 @@ def by_arm(answers: Iterable[Answer]) -> dict[str, dict[str, list[Answer]]]:
     return {arm: accuracy.by_task(own) for arm, own in found.items()}
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Ask, score, and judge one server; 1 where the gate found a fault."""
-    recipe = load(arguments.recipes or Project.find().recipes, arguments.recipe)
-    if arguments.arms:
-        print(arms_text(recipe), end="")
-        return EXIT_OK
-    if arguments.url is None:
-        raise OverlayError("eval needs a server", wanted="--url URL, or --arms", fix="give --url")
-    check_url(arguments.url, "--url")
-    ranges = _check_before_asking(arguments)
-    server = Server(f"arm {arguments.arm}", arguments.url.rstrip("/"))
-    server.wait(0.0)
-    model = arguments.model or str(recipe.args.get("served-model-name", recipe.model))
-    asker = Asker(server, model, arguments.timeout, arguments.parallel)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    with exclusive(arguments.out, "evaluating"), interruptible():
-        results = AnswerSet(arguments.out)
-        findings = _tasks(arguments, asker, results, model, ranges)
-    print(scores_table(results, arguments.arm))
-    for finding in findings:
-        print(
-            f"{ {True: 'ok', False: 'FAULT', None: 'unknown'}[finding.ok] }: {finding.name}: {finding.says}"
-        )
-    return EXIT_FAILED_CHECK if any(finding.ok is False for finding in findings) else EXIT_OK
+@dataclass(frozen=True)
+class Gate:
+    """What a server is asked and held to, all of it checked before one is.
+
+    Attributes:
+        model: the name that the server has for its model.
+        tasks: ``two-pass``, ``needles`` or an lm-eval profile, in their order.
+        questions: of the two passes.
+        needle_tokens: lengths of the needles' prompts.
+        limit: the first questions only, of an lm-eval profile.
+        least: the least score of the first pass.
+        ranges: the stored range that the first pass's acceptance is held to.
+        store: where to write such a range.
+        options: of each task, what tells it from one that is asked otherwise.
+    """
+
+    model: str
+    tasks: tuple[str, ...]
+    questions: Sequence[Question]
+    needle_tokens: Sequence[int]
+    parallel: int
+    timeout_s: float
+    limit: int | None = None
+    least: float | None = None
+    ranges: Ranges | None = None
+    store: Path | None = None
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def answer_tasks(self) -> set[str]:
+        """The tasks that its answers are kept under."""
+        needles = {f"needle-{length}" for length in self.needle_tokens}
+        parts = {TWO_PASS: set(PASSES), NEEDLES: needles}
+        return {name for task in self.tasks for name in parts.get(task, {task})}
 
 
-def _check_before_asking(arguments: argparse.Namespace) -> Ranges | None:
-    """Refuse what would fail behind hours of answers; the stored range, where one is asked for.
+def evaluate(
+    gate: Gate, server: Server, results: AnswerSet, arm: str, wanted: Sequence[str]
+) -> Iterator[tuple[str, list[Finding]]]:
+    """Ask a server the ``wanted`` tasks; each with its findings when it is finished.
 
     Raises:
-        OverlayError: an unknown task, one whose program is missing, no stored range, or no folder for one.
+        OverlayError: as ``Asker.run``, ``Server.metrics`` and ``lm_eval.run_profile``.
     """
-    for task in arguments.task or []:
-        if task not in (TWO_PASS, NEEDLES):
-            lm_eval.require(task)
-    store: Path | None = arguments.store_acceptance
-    if store is not None and not store.absolute().parent.is_dir():
-        raise OverlayError(
-            "--store-acceptance has no folder",
-            seen=store,
-            wanted="a file in a folder that is there",
-            fix=f"make {store.parent}",
-        )
-    return None if arguments.acceptance is None else read_acceptance(arguments.acceptance)
-
-
-def _tasks(
-    arguments: argparse.Namespace, asker: Asker, results: AnswerSet, model: str, ranges: Ranges | None
-) -> list[Finding]:
-    findings: list[Finding] = []
-    for task in arguments.task or [TWO_PASS, NEEDLES]:
+    asker = Asker(server, gate.model, gate.timeout_s, gate.parallel)
+    for task in wanted:
         if task == TWO_PASS:
-            findings += _two_pass(arguments, asker, results, ranges)
+            yield task, _two_pass(gate, asker, results, arm)
         elif task == NEEDLES:
-            findings += needles(asker, results, arguments.arm, arguments.needle_tokens, tasks.NEEDLE_DEPTHS)
+            yield task, needles(asker, results, arm, gate.needle_tokens, tasks.NEEDLE_DEPTHS)
         else:
-            _lm_eval(arguments, results, task, model)
-    return findings
+            _lm_eval(gate, server, results, task, arm)
+            yield task, []
 
 
-def _two_pass(
-    arguments: argparse.Namespace, asker: Asker, results: AnswerSet, ranges: Ranges | None
-) -> list[Finding]:
-    made = tasks.MADE_QUESTIONS + arguments.shots
-    problems = tasks.read_problems(arguments.data) if arguments.data else tasks.made_problems(made)
-    questions = tasks.arithmetic(problems, arguments.shots, arguments.max_tokens)[: arguments.limit]
+def _two_pass(gate: Gate, asker: Asker, results: AnswerSet, arm: str) -> list[Finding]:
+    passes = [ask_pass(asker, results, arm, task, gate.questions) for task in PASSES]
+    findings = second_pass(results, arm, passes)
     # The first pass alone is measured: the acceptance moves on cached prompts by itself.
-    fresh = not any(results.has((arguments.arm, "two-pass-1", one.name, 1)) for one in questions)
-    before = asker.server.metrics()
-    asker.run(results, arguments.arm, "two-pass-1", questions, tasks.score_arithmetic)
-    first = Window(before, asker.server.metrics())
-    findings = two_pass(asker, results, arguments.arm, questions)
-    findings += _acceptance(first, arguments.store_acceptance, ranges, fresh)
-    if arguments.least is not None:
-        score = accuracy.score(by_arm(results.answers)[arguments.arm]["two-pass-1"])
-        findings.append(
-            Finding(score.mean >= arguments.least, "score", f"{score.show()}, wanted {arguments.least}")
-        )
+    findings += _acceptance(passes[0], gate)
+    if gate.least is not None:
+        score = accuracy.score(by_arm(results.answers)[arm][PASSES[0]])
+        findings.append(Finding(score.mean >= gate.least, "score", f"{score.show()}, wanted {gate.least}"))
     return findings
 
 
-def _acceptance(first: Window, store: Path | None, ranges: Ranges | None, fresh: bool) -> list[Finding]:
+def _acceptance(first: Pass, gate: Gate) -> list[Finding]:
     """The first pass's acceptance, stored and held to a range where that is asked for."""
-    if store is None and ranges is None:
+    if gate.store is None and gate.ranges is None:
         return []
-    if not fresh:
+    if not first.whole:
         return [Finding(None, "acceptance", "resumed: of no whole first pass, neither stored nor judged")]
-    positions, length = first.acceptance_by_position(), first.acceptance_length()
+    positions, length = first.window.acceptance_by_position(), first.window.acceptance_length()
     if length is None:
         return [Finding(False, "acceptance", "no drafts were verified")]
-    if store is not None:
-        store_acceptance(positions, store)
-    return [] if ranges is None else [acceptance(positions, length, ranges)]
+    if gate.store is not None:
+        store_acceptance(positions, gate.store)
+    return [] if gate.ranges is None else [acceptance(positions, length, gate.ranges)]
 
 
-def _lm_eval(arguments: argparse.Namespace, results: AnswerSet, task: str, model: str) -> None:
-    kept = sum(1 for one in results.answers if (one.arm, one.task) == (arguments.arm, task))
-    if kept >= min(arguments.limit or sys.maxsize, lm_eval.profiles()[task].questions):
-        print(f"{arguments.arm}, {task}: {kept} kept", file=sys.stderr)
+def _lm_eval(gate: Gate, server: Server, results: AnswerSet, task: str, arm: str) -> None:
+    kept = sum(1 for one in results.answers if (one.arm, one.task) == (arm, task))
+    if kept >= min(gate.limit or sys.maxsize, lm_eval.profiles()[task].questions):
+        print(f"{arm}, {task}: {kept} kept", file=sys.stderr)
         return
-    found = lm_eval.run_profile(task, arguments.arm, model, arguments.url, arguments.out, arguments.limit)
-    for answer in found:
+    for answer in lm_eval.run_profile(task, arm, gate.model, server.url, results.file.parent, gate.limit):
         if not results.has(answer.identity, answer.asked):
             results.append(answer)
 
@@ -401,8 +395,8 @@ def scores_table(results: AnswerSet, arm: str) -> str:
     return table.render(("task", "score ± SE (questions)"), rows)
 
 
-def compare_markdown(first: Sequence[Answer], second: Sequence[Answer], arms: tuple[str, str]) -> str:
-    """Two arms' tasks as Markdown.
+def differences(first: Sequence[Answer], second: Sequence[Answer]) -> list[Difference]:
+    """The second arm's score less the first's, of each task that both have.
 
     Raises:
         OverlayError: no task in common, or as ``accuracy.difference``.
@@ -416,63 +410,10 @@ def compare_markdown(first: Sequence[Answer], second: Sequence[Answer], arms: tu
             wanted="one at least",
             fix="run eval with the same --task for both",
         )
-    rows = []
-    for task in common:
-        own = accuracy.difference(task, sides[0][task], sides[1][task])
-        rows.append([task, own.first.show(), own.second.show(), own.show(), str(own.call)])
-    text = markdown_table(["task", *arms, f"{arms[1]} less {arms[0]}, by question", "called"], rows)
-    return f"{text}\n\n{accuracy.RULE}\n"
+    return [accuracy.difference(task, sides[0][task], sides[1][task]) for task in common]
 
 
-def run_compare(arguments: argparse.Namespace) -> int:
-    """Print two arms' difference; 1 where the second is called lower on some task."""
-    sides = [_side(word) for word in (arguments.first, arguments.second)]
-    text = compare_markdown(sides[0][1], sides[1][1], (sides[0][0], sides[1][0]))
-    print(text, end="")
-    return EXIT_FAILED_CHECK if f"| {Call.LOWER} |" in text else EXIT_OK
-
-
-def _side(word: str) -> tuple[str, list[Answer]]:
-    place, _, arm = word.rpartition(":")
-    if not place or Path(word).exists():
-        place, arm = word, ""
-    answers = accuracy.read_answers(Path(place))
-    arms = list(dict.fromkeys(answer.arm for answer in answers))
-    if (arm and arm not in arms) or (not arm and len(arms) != 1):
-        raise OverlayError(
-            f"{place} has no arm {arm}" if arm else f"{place} has several arms",
-            seen=arm or ", ".join(arms),
-            wanted=f"SET:ARM with one of {', '.join(arms)}",
-            fix="name the arm",
-        )
-    chosen = arm or arms[0]
-    return chosen, [answer for answer in answers if answer.arm == chosen]
-
-
-def register(subparsers: Any) -> None:
-    """Add the ``eval`` and ``eval-compare`` verbs."""
-    parser = subparsers.add_parser("eval", help="the accuracy gate: two passes, needles, acceptance, lm-eval")
-    parser.add_argument("recipe")
-    parser.add_argument("--recipes", type=Path, help="a folder of recipes in place of the project's")
-    parser.add_argument("--url")
-    parser.add_argument("--arm", type=options.name, default="server")
-    parser.add_argument("--arms", action="store_true", help="print the arms that the gate wants, and stop")
-    names = f"{TWO_PASS}, {NEEDLES}, or an lm-eval profile: {', '.join(lm_eval.profiles())}"
-    parser.add_argument("--task", action="append", help=f"{names}; repeatable (default: the first two)")
-    parser.add_argument("--out", type=Path, default=Path("build/eval"))
-    parser.add_argument("--model", help="the name that the server has for the model")
-    parser.add_argument("--data", type=Path, help="problems in the form of GSM8K's test.jsonl")
-    parser.add_argument("--shots", type=options.count, default=8)
-    parser.add_argument("--max-tokens", type=options.count, default=512)
-    parser.add_argument("--limit", type=options.count, help="the first questions only")
-    parser.add_argument("--least", type=options.share, help="the least score of the first pass")
-    parser.add_argument("--needle-tokens", type=options.count, nargs="+", default=list(tasks.NEEDLE_TOKENS))
-    parser.add_argument("--acceptance", type=Path, help="the stored range that the first pass must be in")
-    parser.add_argument("--store-acceptance", type=Path, help="write such a range from this run")
-    parser.add_argument("--parallel", type=options.count, default=4, help="requests at once")
-    parser.add_argument("--timeout", type=options.seconds, default=3600.0, help="seconds for one answer")
-    parser.set_defaults(run=run)
-    compare = subparsers.add_parser("eval-compare", help="two arms' answers, question by question")
-    compare.add_argument("first", help="SET or SET:ARM")
-    compare.add_argument("second", help="SET or SET:ARM")
-    compare.set_defaults(run=run_compare)
+def compare_markdown(found: Sequence[Difference], arms: tuple[str, str]) -> str:
+    """Two arms' differences as a Markdown table."""
+    rows = [[one.task, one.first.show(), one.second.show(), one.show(), str(one.call)] for one in found]
+    return markdown_table(["task", *arms, f"{arms[1]} less {arms[0]}, by question", "called"], rows)
