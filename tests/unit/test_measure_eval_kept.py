@@ -4,6 +4,7 @@
 import http.server
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -179,6 +180,32 @@ def test_lm_eval_is_not_run_again_for_what_is_kept(server, tmp_path, monkeypatch
     assert gate(server, tmp_path / "set", "--task", "gsm8k", "--limit", "2") == 0
     assert gate(server, tmp_path / "set", "--task", "gsm8k", "--limit", "3") == 2
     assert "lm-eval did not finish gsm8k" in capsys.readouterr().err
+
+
+def test_a_profile_of_many_samples_is_a_call_each_with_a_seed_of_its_own(
+    server, tmp_path, monkeypatch, capsys
+):
+    """One set with the number of samples; a call that failed is the one that the next command begins with."""
+    folder, calls = tmp_path / "bin", tmp_path / "calls"
+    folder.mkdir()
+    (folder / "lm-eval").write_text(
+        f'#!/bin/sh\necho "$*" >> {calls}\n[ "$(wc -l < {calls})" != 3 ] || exit 3\n'
+        'while [ "$1" != --output_path ]; do shift; done\nmkdir -p "$2/m"\n'
+        'for i in 0 1; do echo "{\\"doc_id\\": $i, \\"filter\\": \\"none\\", '
+        '\\"exact_match\\": $i}"; done > "$2/m/samples_aime25_1.jsonl"\n'
+    )
+    (folder / "lm-eval").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    words = [server, tmp_path / "set", "--task", "aime25", "--limit", "2"]
+    assert gate(*words) == 2
+    kept = accuracy.read_answers(tmp_path / "set")
+    assert [(one.question, one.sample) for one in kept] == [("0", 1), ("1", 1), ("0", 2), ("1", 2)]
+    assert gate(*words) == 0
+    printed = capsys.readouterr()
+    assert "aime25  0.5000 ± 0.5000 (2 x 16)" in printed.out
+    assert "base, aime25, sample 2 of 16: 2 kept" in printed.err
+    seeds = re.findall(r"(?<=,)seed=(\d+)", calls.read_text())
+    assert seeds == [str(seed) for seed in (1234, 1235, 1236, *range(1236, 1250))]
 
 
 class Odd(http.server.BaseHTTPRequestHandler):

@@ -125,12 +125,14 @@ def test_an_arm_that_fails_its_gate_fails_the_session_though_it_is_not_lower(arm
 
 
 def test_every_arm_is_compared_with_the_first(tmp_path, capsys):
-    arms = Arms(tmp_path, ("base", "near", "far"))
-    arms.does("far", "--wrong", MANY_WRONG)
-    assert arms.eval("--task", "two-pass") == 1
-    printed = capsys.readouterr()
-    assert "## near against base" in printed.out and "## far against base" in printed.out
-    assert "near against" not in printed.err and "far against base: two-pass-1" in printed.err
+    """The third is as the first, and would be called lower than the second."""
+    arms = Arms(tmp_path, ("base", "better", "same"))
+    for arm in ("base", "same"):
+        arms.does(arm, "--wrong", MANY_WRONG)
+    assert arms.eval("--task", "two-pass") == 0
+    out = capsys.readouterr().out
+    better, same = out.partition("## better against base")[2].split("## same against base")
+    assert better.count("| higher |") == 2 and same.count("| inside the error |") == 2
 
 
 def test_what_eval_prints_as_arms_is_a_session_of_one_port(arms, capsys, monkeypatch):

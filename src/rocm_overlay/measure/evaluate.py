@@ -380,13 +380,19 @@ def _acceptance(first: Pass, gate: Gate) -> list[Finding]:
 
 
 def _lm_eval(gate: Gate, server: Server, results: AnswerSet, task: str, arm: str) -> None:
-    kept = sum(1 for one in results.answers if (one.arm, one.task) == (arm, task))
-    if kept >= min(gate.limit or sys.maxsize, lm_eval.profiles()[task].questions):
-        print(f"{arm}, {task}: {kept} kept", file=sys.stderr)
-        return
-    for answer in lm_eval.run_profile(task, arm, gate.model, server.url, results.file.parent, gate.limit):
-        if not results.has(answer.identity, answer.asked):
-            results.append(answer)
+    profile = lm_eval.profiles()[task]
+    for sample in range(1, profile.samples + 1):
+        kept = sum(1 for one in results.answers if (one.arm, one.task, one.sample) == (arm, task, sample))
+        where = f"{arm}, {task}" + (f", sample {sample} of {profile.samples}" if profile.samples > 1 else "")
+        if kept >= min(gate.limit or sys.maxsize, profile.questions):
+            print(f"{where}: {kept} kept", file=sys.stderr)
+            continue
+        folder = results.file.parent
+        found = lm_eval.run_profile(task, arm, gate.model, server.url, folder, gate.limit, sample)
+        for answer in found:
+            if not results.has(answer.identity, answer.asked):
+                results.append(answer)
+        print(f"{where}: {len(found)} answers", file=sys.stderr)
 
 
 def scores_table(results: AnswerSet, arm: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -23,11 +23,16 @@ PROFILES_NAME = "lm_eval.yaml"
 PROGRAM = "lm-eval"
 VERSION = "0.4.13"
 STDERR_FD = 2
+# The first sample's: lm-eval's own default.
+FIRST_SEED = 1234
 
 
 @dataclass(frozen=True)
 class LmEvalProfile:
-    """One task's settings; ``filter`` is the one whose score counts, ``questions`` how many the task has."""
+    """One task's settings; ``filter`` is the one whose score counts, ``questions`` how many the task has.
+
+    Its command line samples a question once, so that each of ``samples`` is a call of its own.
+    """
 
     name: str
     task: str
@@ -38,10 +43,16 @@ class LmEvalProfile:
     flags: Sequence[str]
     questions: int
     context: int
+    samples: int = 1
 
-    def command(self, model: str, url: str, out: Path, limit: int | None = None) -> list[str]:
-        """The words that run it against a server that calls its model ``model``."""
+    def command(
+        self, model: str, url: str, out: Path, limit: int | None = None, sample: int = 1
+    ) -> list[str]:
+        """The words that run it for one sample, against a server that calls its model ``model``."""
         arguments = {"model": model, "base_url": url.rstrip("/") + self.path, **self.model_args}
+        if self.samples > 1:
+            # lm-eval sends this seed with each request: with one seed every sample would be the same.
+            arguments["seed"] = str(FIRST_SEED + sample - 1)
         words = [PROGRAM, "--model", self.model]
         words += ["--model_args", ",".join(f"{key}={value}" for key, value in arguments.items())]
         words += ["--tasks", self.task, *self.flags, "--output_path", str(out), "--log_samples"]
@@ -76,17 +87,17 @@ def require(name: str) -> LmEvalProfile:
 
 
 def run_profile(
-    name: str, arm: str, model: str, url: str, out: Path, limit: int | None = None
+    name: str, arm: str, model: str, url: str, out: Path, limit: int | None = None, sample: int = 1
 ) -> list[Answer]:
-    """Run a profile and read its samples.
+    """Run a profile for one sample of each question, and read it.
 
     Raises:
         OverlayError: no such profile, lm-eval is not installed, it fails, or it leaves no samples.
     """
     profile = require(name)
-    folder = out / "lm-eval" / arm / name
+    folder = out / "lm-eval" / arm / name / f"sample-{sample}"
     folder.mkdir(parents=True, exist_ok=True)
-    command = profile.command(model, url, folder, limit)
+    command = profile.command(model, url, folder, limit, sample)
     print(" ".join(command), file=sys.stderr, flush=True)
     status = run_bound(command, stdout=STDERR_FD, check=False).returncode
     found = sorted(folder.rglob(f"samples_{profile.task}_*.jsonl"), key=lambda file: file.stat().st_mtime)
@@ -97,4 +108,4 @@ def run_profile(
             wanted="a samples file",
             fix="read what it printed, and run the same command again",
         )
-    return read_samples(found[-1], arm, name, profile.filter)
+    return [replace(one, sample=sample) for one in read_samples(found[-1], arm, name, profile.filter)]
