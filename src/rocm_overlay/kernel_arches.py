@@ -14,13 +14,12 @@ from types import MappingProxyType
 FRONT, BACK, FFN = "attention_front", "attention_back_ffn", "ffn"
 KINDS = MappingProxyType({FRONT: False, BACK: True, FFN: True})
 LAUNCHES: Mapping[str, frozenset[str]] = MappingProxyType(
-    {"gfx950": frozenset({FRONT, BACK, FFN}), "gfx942": frozenset({FFN})}
+    {"gfx950": frozenset({FRONT, BACK, FFN}), "gfx942": frozenset({FRONT, BACK, FFN})}
 )
 # Rows of the largest decode step, of our kernels and of the base's.
 MOST_ROWS: Mapping[str, int] = MappingProxyType({"gfx950": 48, "gfx942": 42})
-TP_SIZES = (2, 4)
-# Tensor parallel sizes of the base's kernels, which serve where ours do not.
-BASE_TP_SIZES = (4,)
+# Tensor parallel sizes that a server may have on an architecture, with our kernels or with the base's.
+TP_SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType({"gfx950": (2, 4), "gfx942": (4,)})
 # The base's graph sizes up to its largest decode width: vllm/config/vllm.py, _set_cudagraph_sizes.
 SMALL_SIZES, SIZE_STEP = (1, 2, 4), 8
 
@@ -31,8 +30,8 @@ def ours_serve(arch: str) -> bool:
 
 
 def tp_sizes(arch: str) -> tuple[int, ...]:
-    """Tensor parallel sizes of the kernels that serve on ``arch``."""
-    return TP_SIZES if ours_serve(arch) else BASE_TP_SIZES
+    """Tensor parallel sizes of the kernels that serve on ``arch``; none where there are no kernels."""
+    return TP_SIZES.get(arch, ())
 
 
 def graph_widths(sizes: Iterable[int], query: int) -> set[int]:

@@ -15,9 +15,9 @@ from rocm_overlay.kernel_arches import (
     KINDS,
     LAUNCHES,
     MOST_ROWS,
-    TP_SIZES,
     ours_serve,
     reachable_widths,
+    tp_sizes,
 )
 from rocm_overlay.recipe import Recipe
 from rocm_overlay.render import build_command
@@ -52,7 +52,7 @@ def of_recipe(recipe: Recipe, environ: dict[str, str] | None = None) -> set[Want
     settings = read_settings(recipe, build_command(recipe), environ or {})
     shape = settings.shape
     arch = shape.architecture
-    if not shape.monokernel or not ours_serve(arch) or shape.tensor_parallel not in TP_SIZES:
+    if not shape.monokernel or not ours_serve(arch) or shape.tensor_parallel not in tp_sizes(arch):
         return set()
     values = settings.command.values
     compilation = as_map(values, "compilation-config")
@@ -72,14 +72,14 @@ def of_recipe(recipe: Recipe, environ: dict[str, str] | None = None) -> set[Want
 def _of(
     arch: str,
     kinds: Iterable[str],
-    tp_sizes: Iterable[int],
+    sizes: Iterable[int],
     routings: Sequence[tuple[int, int]],
     widths: Iterable[int],
 ) -> set[Wanted]:
     """The kernels of every combination."""
     return {
         Wanted(arch, kind, tp, *routing, rows)
-        for kind, tp, rows in itertools.product(kinds, tp_sizes, widths)
+        for kind, tp, rows in itertools.product(kinds, sizes, widths)
         for routing in (routings if KINDS[kind] else (NO_ROUTING,))
     }
 
@@ -94,7 +94,7 @@ def every(arch: str) -> list[Wanted]:
     launches = LAUNCHES.get(arch)
     if launches is None:
         return []
-    return sorted(_of(arch, launches, TP_SIZES, (TARGET, DRAFT), range(1, MOST_ROWS[arch] + 1)))
+    return sorted(_of(arch, launches, tp_sizes(arch), (TARGET, DRAFT), range(1, MOST_ROWS[arch] + 1)))
 
 
 FORM = "KERNEL:TP:EXPERTS:PICKS:ROWS"

@@ -179,10 +179,12 @@ def test_an_architecture_without_kernels_is_named():
 def test_a_kernel_that_an_architecture_lacks_is_named_with_those_that_it_has(monkeypatch):
     there = replace(builds.ARCHITECTURES["gfx942"], launches=builds.FFN_LAUNCHES)
     monkeypatch.setitem(builds.ARCHITECTURES, "gfx942", there)
-    with pytest.raises(KernelBuildError, match="no mono kernel attention_front of 6 rows for gfx942"):
+    with pytest.raises(KernelBuildError, match="no mono kernel attention_front of 6 rows at TP 4 for gfx942"):
         builds.kernel_build("attention_front", geometry.FrontGeometry(6, 4), "gfx942")
     with pytest.raises(KernelBuildError, match=r"no mono kernel ffn of 43 rows .* there are ffn of up to 42"):
         builds.ffn_build(geometry.FfnGeometry(43, 4), "gfx942")
+    with pytest.raises(KernelBuildError, match=r"of 6 rows at TP 2 for gfx942, .* of up to 42 at TP 4"):
+        builds.ffn_build(geometry.FfnGeometry(6, 2), "gfx942")
 
 
 def test_a_module_that_is_not_there_is_named(tmp_path):

@@ -61,12 +61,12 @@ def test_an_architecture_that_lacks_a_launch_reaches_none(monkeypatch, missing):
     assert kernel_set.of_recipe(RECIPES["mi325x-tp4"]) == set(), "it decodes on the base's kernels"
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_every_whole_decode_batch_on_gfx942_has_a_kernel_once_all_launches_are_there(monkeypatch, ranks):
+def test_every_whole_decode_batch_on_gfx942_has_a_kernel_once_all_launches_are_there(monkeypatch):
     launches_of_gfx942(monkeypatch, {FRONT, BACK, FFN})
     one = RECIPES["mi325x-tp4"]
-    found = kernel_set.of_recipe(replace(one, args={**one.args, "tensor-parallel-size": ranks}))
-    assert {wanted.tp for wanted in found} == {ranks} and {wanted.arch for wanted in found} == {"gfx942"}
+    found = kernel_set.of_recipe(one)
+    assert {wanted.tp for wanted in found} == {4} and {wanted.arch for wanted in found} == {"gfx942"}
+    assert kernel_set.of_recipe(replace(one, args={**one.args, "tensor-parallel-size": 2})) == set()
     for kind, routing in ((FRONT, NO_ROUTING), (BACK, TARGET), (BACK, DRAFT)):
         rows = {w.rows for w in found if (w.kernel, w.experts, w.picks) == (kind, *routing)}
         assert {1, 2, 4, 8, 16, 24, 32, 40} | set(range(6, 43, 6)) | set(range(5, 41, 5)) <= rows
@@ -94,17 +94,17 @@ def test_the_set_of_all_recipes_holds_each_of_them_once():
 def test_every_kernel_is_what_the_launch_says_it_does():
     from tests.unit import test_specialized_decode_tree  # noqa: F401
 
-    from vllm.models.deepseek_v41.amd.mono import builds, geometry  # isort: skip
+    from vllm.models.deepseek_v41.amd.mono import builds  # isort: skip
 
     assert {kind: what.routed for kind, what in builds.KINDS.items()} == kernel_arches.KINDS
     there = builds.ARCHITECTURES
     assert {arch: one.launches for arch, one in there.items()} == kernel_arches.LAUNCHES
     assert {arch: one.max_rows for arch, one in there.items()} == kernel_arches.MOST_ROWS
-    assert kernel_arches.TP_SIZES == geometry.SUPPORTED_TP
+    assert {arch: one.tp_sizes for arch, one in there.items()} == kernel_arches.TP_SIZES
     for arch, one in there.items():
         assert builds.takes_launches(arch) == kernel_arches.ours_serve(arch)
         every = kernel_set.every(arch)
-        geometries = [g for g in builds.every_geometry() if g.rows <= one.max_rows]
+        geometries = [g for g in builds.every_geometry() if g.rows <= one.max_rows and g.tp in one.tp_sizes]
         for kind in one.launches - {FRONT}:
             ours = {(w.tp, w.experts, w.picks, w.rows) for w in every if w.kernel == kind}
             assert ours == {(g.tp, g.experts, g.picks, g.rows) for g in geometries}
@@ -120,8 +120,8 @@ def test_the_host_s_table_says_how_each_instruction_set_reads_the_experts():
     from vllm.models.deepseek_v41.amd.mono import builds, geometry  # isort: skip
 
     for arch, there in builds.ARCHITECTURES.items():
-        built = builds.ffn_build(geometry.FfnGeometry(there.max_rows, 2), arch)
-        assert built.name.startswith(f"ffn_{arch}_tp2_rows{there.max_rows}_")
+        built = builds.ffn_build(geometry.FfnGeometry(there.max_rows, 4), arch)
+        assert built.name.startswith(f"ffn_{arch}_tp4_rows{there.max_rows}_")
         isa = builds.isa_of(arch)
         assert (isa.name, isa.expert_layout) == (arch, there.expert_layout)
 

@@ -38,7 +38,7 @@ def test_no_recipe_is_refused_on_its_own_hardware(name: str) -> None:
 
 
 def test_two_ranks_on_mi300x_are_refused_with_four_as_the_change() -> None:
-    refusal = only(check(settings("mi300x-tp4", ["-tp", "2"])))
+    refusal = only(check(settings("mi300x-tp4", ["-tp", "2", "--no-monokernel"])))
     assert refusal.flag == "--tensor-parallel-size"
     assert refusal.seen == "2"
     assert "below zero on a 192 GiB card" in refusal.why
@@ -138,10 +138,11 @@ def test_the_base_s_kernels_of_gfx942_are_built_for_tp_4_alone(monkeypatch: pyte
     assert check(settings("mi355x-tp4", ["-tp", "2"])) == []
 
 
-def test_our_kernels_of_gfx942_run_at_tp_2_and_read_aiter_s_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_kernels_of_gfx942_run_at_tp_4_and_read_aiter_s_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     launches_of_gfx942(monkeypatch, kernel_arches.KINDS)
     asked = ["--monokernel", "--moe-backend"]
-    assert check(settings("mi325x-tp4", ["-tp", "2", *asked, "aiter"])) == []
+    refusal = only(check(settings("mi325x-tp4", ["-tp", "2", *asked, "aiter"])))
+    assert refusal.change == "--no-monokernel, or --tensor-parallel-size 4"
     assert check(settings("mi300x-tp4", [*asked, "aiter-triton-mxfp4-bf16"])) == [], "beside 192 GiB too"
     refusal = only(check(settings("mi325x-tp4", [*asked, "triton_unfused"])))
     assert refusal.flag == "--moe-backend" and refusal.change == "--moe-backend aiter"

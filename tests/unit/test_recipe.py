@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from rocm_overlay.errors import OverlayError
+from rocm_overlay.memory import plan
 from rocm_overlay.recipe import Hardware, load, load_all, recipe_names
+from rocm_overlay.render import build_command
+from rocm_overlay.settings import read_settings
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -358,7 +361,9 @@ def test_no_recipe_replays_the_window_of_a_cached_prefix() -> None:
     assert {recipe.args["swa-bounded-replay"] for recipe in load_all(RECIPES)} == {False}
 
 
-def test_mi300x_serves_without_the_kernels_and_says_why() -> None:
-    recipe = load(RECIPES, "mi300x-tp4")
-    assert recipe.args["monokernel"] is False
-    assert "170.11 GiB" in recipe.notes["monokernel"]
+def test_gfx942_serves_with_the_kernels_at_ordinary_memory_and_says_what_they_take() -> None:
+    for name in ("mi300x-tp4", "mi325x-tp4"):
+        recipe = load(RECIPES, name)
+        assert recipe.args["monokernel"] is True and recipe.args["gpu-memory-utilization"] == 0.9
+        taken = plan(read_settings(recipe, build_command(recipe), {}).shape).kernels
+        assert f"{taken:.1f} GiB a rank" in recipe.notes["monokernel"]

@@ -67,6 +67,7 @@ def test_mi350x_decodes_as_mi355x_does() -> None:
 
 def test_the_guide_says_how_mi325x_runs_where_the_kernels_do_not() -> None:
     assert "`--tensor-parallel-size 2 --no-monokernel`" in RECIPE["guide"]
+    assert "weight copies" not in RECIPE["guide"]
     assert 2 not in generations()[CARDS["mi325x"][0]].tp_sizes
     parsed = parse([*command("mi325x"), "--tensor-parallel-size", "2", "--no-monokernel"])
     assert parsed.monokernel is False and parsed.tensor_parallel_size == 2

@@ -79,8 +79,9 @@ _CDNA3_BASE = Generation(
     own_top_k=True, unfolded_entry=True,
 )  # fmt: skip
 _CDNA3 = replace(
-    _CDNA3_BASE, tp_sizes=frozenset({2, 4}), reads_copies=False, draft_launch=Launch.WHOLE,
-    moe_backend="AITER_TRITON_MXFP4_BF16", own_kernels=True, cleans_negative_zero=True,
+    _CDNA3_BASE, tp_sizes=frozenset(builds.ARCHITECTURES["gfx942"].tp_sizes), reads_copies=False,
+    draft_launch=Launch.WHOLE, moe_backend="AITER_TRITON_MXFP4_BF16", own_kernels=True,
+    cleans_negative_zero=True,
 )  # fmt: skip
 
 

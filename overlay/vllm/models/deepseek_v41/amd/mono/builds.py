@@ -59,12 +59,14 @@ class Architecture:
         isa: its instructions, as module and class.
         expert_layout: how the serving engine keeps the routed experts there, one of ``EXPERT_LAYOUTS``.
         max_rows: rows of the largest step.
+        tp_sizes: tensor parallel sizes at which every width was compiled without scratch and judged.
         launches: those of ``KINDS`` that are written for it.
     """
 
     isa: tuple[str, str]
     expert_layout: str
     max_rows: int
+    tp_sizes: tuple[int, ...]
     launches: frozenset[str]
 
     @property
@@ -77,10 +79,12 @@ class Architecture:
 # missing, none: ``takes_launches``.
 ARCHITECTURES = {
     "gfx950": Architecture(
-        (f"{_PERSISTENT}.isa.gfx950", "Gfx950"), "aiter_shuffle", MAX_ROWS, LAYER_LAUNCHES | FFN_LAUNCHES
+        (f"{_PERSISTENT}.isa.gfx950", "Gfx950"), "aiter_shuffle", MAX_ROWS, SUPPORTED_TP,
+        LAYER_LAUNCHES | FFN_LAUNCHES,
     ),
     "gfx942": Architecture(
-        (f"{_PERSISTENT}.isa.gfx942", "Gfx942"), "row_major", MAX_ROWS_GFX942, FFN_LAUNCHES
+        (f"{_PERSISTENT}.isa.gfx942", "Gfx942"), "row_major", MAX_ROWS_GFX942, (4,),
+        LAYER_LAUNCHES | FFN_LAUNCHES,
     ),
 }  # fmt: skip
 
@@ -114,11 +118,12 @@ def kernel_build(kind: str, geometry: FfnGeometry, arch: str) -> Build:
         KernelBuildError: there is no such kernel for ``arch``.
     """
     there = _architecture(arch)
-    if kind not in there.launches or geometry.rows > there.max_rows:
-        known = ", ".join(sorted(there.launches))
+    is_there = kind in there.launches and geometry.tp in there.tp_sizes
+    if not is_there or geometry.rows > there.max_rows:
+        known, sizes = ", ".join(sorted(there.launches)), " and ".join(map(str, there.tp_sizes))
         raise KernelBuildError(
-            f"no mono kernel {kind} of {geometry.rows} rows for {arch}, there are {known} of up to "
-            f"{there.max_rows}"
+            f"no mono kernel {kind} of {geometry.rows} rows at TP {geometry.tp} for {arch}, there are "
+            f"{known} of up to {there.max_rows} at TP {sizes}"
         )
     what = KINDS[kind]
 
