@@ -100,8 +100,8 @@ _UPPER_HALVES = 0x07060302
 
 def upper_halves(low: Any, high: Any) -> fx.Int32:
     """The upper halves of two words or floats: of floats, two bf16, cut off."""
-    bits = [f32_bits(x) if isinstance(x, fx.Float32) else x for x in (high, low)]
-    return permute_bytes(*bits, _UPPER_HALVES)
+    first, second = (f32_bits(x) if isinstance(x, fx.Float32) else x for x in (high, low))
+    return permute_bytes(first, second, _UPPER_HALVES)
 
 
 class Buffer:

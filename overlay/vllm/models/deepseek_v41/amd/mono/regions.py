@@ -266,13 +266,13 @@ def back_lds(g: BackGeometry, num_bytes: int = 160 * 1024) -> Layout:
     # A tile of keys a wave, bf16; then, in its place, a wave's sums of its keys, f32 by head.
     values = Region("values", (WAVES, TILE, VALUE_ROW), 2)
     in_place = Region("sums", (WAVES, TILE * VALUE_ROW // 2), 4)
-    roomy = (Overlap(((values,), (in_place,))), *_attention_lds(g))
+    roomy: tuple[Region | Overlap, ...] = (Overlap(((values,), (in_place,))), *_attention_lds(g))
     layouts = [Layout([Overlap((roomy, tuple(_ffn_lds(g, _partial(g, "projection")))))])]
     # wo_a's sums, and wo_b's of its two tiles of outputs.
     projection = Region("projection", (1, WAVES // 2, 2 * g.row_tiles, 64, 4), 4)
     for rounds in (1, 2, 4):
         sums = Region("sums", (WAVES, g.task_heads * HEAD_DIM // rounds), 4)
-        attention = (sums, *_attention_lds(g))
+        attention: tuple[Region | Overlap, ...] = (sums, *_attention_lds(g))
         layouts += [
             Layout([Overlap((attention, tuple(_compact_ffn_lds(g, rows, projection))))])
             for rows in _rows_at_once(g)

@@ -134,8 +134,8 @@ def _widen_fp8(words: Any, code: Code) -> list[fx.Int32]:
 
 def _sum_products(weights: list[Any], activations: list[Any], acc: Any) -> Any:
     for i in range(0, len(weights), 2):
-        operands = (dev.vector_i32(x[i : i + 2]) for x in (weights, activations))
-        acc = common.mfma_bf16_16(*operands, acc)
+        first, second = (dev.vector_i32(x[i : i + 2]) for x in (weights, activations))
+        acc = common.mfma_bf16_16(first, second, acc)
     return acc
 
 

@@ -208,7 +208,7 @@ class KeysInLanes:
     # ---- sums
     def weighted(self, key: _LaneKey, weights: Any, acc: list[Any]) -> list[Any]:
         """``acc`` plus the weights times the tile's values."""
-        ctx, out = self.ctx, []
+        ctx, out = self.ctx, list[Any]()
         exact = [x for i in range(2) for x in m.unpack_bf16(weights[i])]
         for block, words in enumerate(key.blocks):
             # A block at a time: more in flight would not fit the registers beside the sums.
