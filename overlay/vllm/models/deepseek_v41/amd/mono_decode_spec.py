@@ -79,7 +79,7 @@ _CDNA3_BASE = Generation(
     own_top_k=True, unfolded_entry=True,
 )  # fmt: skip
 _CDNA3 = replace(
-    _CDNA3_BASE, tp_sizes=frozenset(builds.ARCHITECTURES["gfx942"].tp_sizes), reads_copies=False,
+    _CDNA3_BASE, tp_sizes=builds.ARCHITECTURES["gfx942"].tp_sizes, reads_copies=False,
     draft_launch=Launch.WHOLE, moe_backend="AITER_TRITON_MXFP4_BF16", own_kernels=True,
     cleans_negative_zero=True,
 )  # fmt: skip

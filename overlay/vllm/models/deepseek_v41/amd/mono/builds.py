@@ -66,7 +66,7 @@ class Architecture:
     isa: tuple[str, str]
     expert_layout: str
     max_rows: int
-    tp_sizes: tuple[int, ...]
+    tp_sizes: frozenset[int]
     launches: frozenset[str]
 
     @property
@@ -79,11 +79,11 @@ class Architecture:
 # missing, none: ``takes_launches``.
 ARCHITECTURES = {
     "gfx950": Architecture(
-        (f"{_PERSISTENT}.isa.gfx950", "Gfx950"), "aiter_shuffle", MAX_ROWS, SUPPORTED_TP,
+        (f"{_PERSISTENT}.isa.gfx950", "Gfx950"), "aiter_shuffle", MAX_ROWS, frozenset(SUPPORTED_TP),
         LAYER_LAUNCHES | FFN_LAUNCHES,
     ),
     "gfx942": Architecture(
-        (f"{_PERSISTENT}.isa.gfx942", "Gfx942"), "row_major", MAX_ROWS_GFX942, (4,),
+        (f"{_PERSISTENT}.isa.gfx942", "Gfx942"), "row_major", MAX_ROWS_GFX942, frozenset({4}),
         LAYER_LAUNCHES | FFN_LAUNCHES,
     ),
 }  # fmt: skip
@@ -120,7 +120,7 @@ def kernel_build(kind: str, geometry: FfnGeometry, arch: str) -> Build:
     there = _architecture(arch)
     is_there = kind in there.launches and geometry.tp in there.tp_sizes
     if not is_there or geometry.rows > there.max_rows:
-        known, sizes = ", ".join(sorted(there.launches)), " and ".join(map(str, there.tp_sizes))
+        known, sizes = ", ".join(sorted(there.launches)), " and ".join(map(str, sorted(there.tp_sizes)))
         raise KernelBuildError(
             f"no mono kernel {kind} of {geometry.rows} rows at TP {geometry.tp} for {arch}, there are "
             f"{known} of up to {there.max_rows} at TP {sizes}"
