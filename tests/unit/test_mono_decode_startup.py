@@ -289,9 +289,11 @@ def test_a_gpu_that_cannot_be_read_refuses(gpu: Any, monkeypatch: pytest.MonkeyP
     def unreadable() -> int:
         raise OSError("no driver")
 
+    # A configuration asks for the GPU itself where AITER was found.
+    layer, config = decoder_layer(), deployment()
     monkeypatch.setattr(rocm_platform, "get_cdna_version", unreadable)
     with pytest.raises(SpecializedDecodeError, match=r"cannot check the GPU: OSError\('no driver'\)"):
-        MonoDecodeLayer.create(decoder_layer(), deployment())
+        MonoDecodeLayer.create(layer, config)
 
 
 def test_a_later_layer_of_another_moe_backend_refuses(gpu: Any) -> None:
