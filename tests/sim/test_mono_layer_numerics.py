@@ -169,17 +169,6 @@ def changed(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-def failing(errors: dict[str, compare.Error]) -> set[str]:
-    """Stages out of their bounds."""
-    out = set()
-    for name, error in errors.items():
-        try:
-            layers.check({name: error})
-        except AssertionError:
-            out.add(name)
-    return out
-
-
 def errors(run: LayerRun, rank: int = 0) -> dict[str, compare.Error]:
     pairs = layers.front_pairs(run.front, rank) | layers.back_pairs(run.back, rank)
     return {name: compare.Error.of(*pair) for name, pair in pairs.items()}
@@ -228,9 +217,9 @@ WRONG = {
 def test_a_wrong_operation_fails_its_stages(six_rows: LayerRun, fault: str) -> None:
     """The reference made wrong, which is what a wrong launch looks like to the comparison."""
     name, wrong, stages = WRONG[fault]
-    assert failing(errors(six_rows)) == set()
+    assert layers.failing(errors(six_rows)) == set()
     with changed(att, name, wrong):
-        assert failing(errors(six_rows)) >= stages
+        assert layers.failing(errors(six_rows)) >= stages
 
 
 def untouched_word(run: Any) -> int:
@@ -258,6 +247,6 @@ def test_a_wrong_word_fails_its_stage(six_rows: LayerRun, name: str) -> None:
     before = memory[at].clone()
     memory[at] = before ^ 0x40400040
     try:
-        assert FRONT_WORDS.get(name, name) in failing(errors(six_rows))
+        assert FRONT_WORDS.get(name, name) in layers.failing(errors(six_rows))
     finally:
         memory[at] = before

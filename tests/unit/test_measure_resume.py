@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 from rocm_overlay.cli import main
+from rocm_overlay.errors import OverlayError
 from rocm_overlay.measure import resume
 from tests.unit.test_measure_bench import CLIENT, EVIDENCE, bench, profiles, read, server, session_file
 
@@ -110,3 +111,13 @@ def test_a_secret_of_a_servers_command_or_variables_is_not_kept():
     command, env = ["serve", "{port}", "--api-key", "opensesame"], {"HF_TOKEN": "hf_abcdefgh", "A": "b c"}
     kept = resume.command_evidence(command, env)
     assert kept == {"command": "serve '{port}' --api-key '***'", "env": "'A=b c' 'HF_TOKEN=***'"}
+
+
+def test_what_ends_a_run_keeps_its_way_out_and_says_what_is_kept():
+    with pytest.raises(OverlayError) as failed, resume.goes_on(lambda: "2 of 4 are kept", print):
+        raise OverlayError("the server died", fix="look at its log")
+    assert failed.value.fix == "look at its log; then run the same command again: 2 of 4 are kept"
+    said = []
+    with pytest.raises(KeyboardInterrupt), resume.goes_on(lambda: "2 of 4 are kept", said.append):
+        raise KeyboardInterrupt
+    assert said == ["interrupted; run the same command again to go on: 2 of 4 are kept"]

@@ -21,7 +21,7 @@ from rocm_overlay.measure.accuracy import ANSWERS_NAME, AnswerSet, Call, Differe
 from rocm_overlay.measure.bench import read_arms
 from rocm_overlay.measure.compare import markdown_table
 from rocm_overlay.measure.evaluate import Finding, Gate, compare_markdown, differences, evaluate
-from rocm_overlay.measure.resume import command_evidence
+from rocm_overlay.measure.resume import command_evidence, goes_on
 from rocm_overlay.measure.server import POLL_S, OwnServer, start_own
 from rocm_overlay.measure.session import Arm, Half
 from rocm_overlay.textio import read_text, write_text_atomically
@@ -224,15 +224,9 @@ class ArmsGate:
             OverlayError: a server that cannot be started or asked. What was answered is kept, and the error
                 says how much.
         """
-        try:
+        with goes_on(self._kept, self.say):
             for number, arm in enumerate(self.session.arms, start=1):
                 self._arm(arm, f"arm {arm.name} ({number}/{len(self.session.arms)})")
-        except OverlayError as error:
-            error.fix = f"{error.fix}; then run the same command again: {self._kept()}"
-            raise
-        except KeyboardInterrupt:
-            self.say(f"interrupted; run the same command again to go on: {self._kept()}")
-            raise
         report = self._report()
         write_text_atomically(self.folder / REPORT_NAME, report.markdown)
         return report

@@ -7,8 +7,9 @@ workload under the same names would be taken for done, or become a mixture that 
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rocm_overlay.errors import OverlayError
@@ -36,6 +37,19 @@ def evidence_of_arm(session: Session, arm: Arm, number: int) -> dict[str, Any]:
     half = session.half_of(arm, number)
     served = command_evidence(arm.command, {**half.env, **arm.env}) if arm.command else {}
     return {**session.evidence, **arm.evidence, "repeats": session.profile.repeats, **served}
+
+
+@contextlib.contextmanager
+def goes_on(kept: Callable[[], str], say: Callable[[str], None]) -> Iterator[None]:
+    """Have what ends the work inside say how it is gone on with, and how much of it is ``kept``."""
+    try:
+        yield
+    except OverlayError as error:
+        error.fix = f"{error.fix}; then run the same command again: {kept()}"
+        raise
+    except KeyboardInterrupt:
+        say(f"interrupted; run the same command again to go on: {kept()}")
+        raise
 
 
 def require_same(session: Session, kept: list[Record], where: object) -> None:

@@ -19,7 +19,7 @@ from rocm_overlay.measure.client import Client, Outcome
 from rocm_overlay.measure.metrics_page import Page, Window
 from rocm_overlay.measure.proof import Proof, prove
 from rocm_overlay.measure.records import Record, ResultSet, keep_launches, kept_launches
-from rocm_overlay.measure.resume import evidence_of_arm, require_same
+from rocm_overlay.measure.resume import evidence_of_arm, goes_on, require_same
 from rocm_overlay.measure.server import OwnServer, Server, start_own
 from rocm_overlay.measure.trace import read_trace
 from rocm_overlay.measure.traced import traced
@@ -147,15 +147,9 @@ class Bench:
             OverlayError: a server that is not there, dies, or fails too many requests; or a client that
                 fails. What was measured is kept, and the error says how much.
         """
-        try:
+        with goes_on(self._kept, self.say):
             for number in self.session.rounds():
                 self._round(number)
-        except OverlayError as error:
-            error.fix = f"{error.fix}; then run the same command again: {self._kept()}"
-            raise
-        except KeyboardInterrupt:
-            self.say(f"interrupted; run the same command again to go on: {self._kept()}")
-            raise
         wanted = set(self.session.identities())
         return [
             line for record in self.results.records if record.identity in wanted for line in faults(record)

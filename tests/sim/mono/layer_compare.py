@@ -46,14 +46,24 @@ def _bound(name: str) -> Bound:
     return BOUNDS.get(stage) or BOUNDS[stage.split()[0]]
 
 
+def failing(errors: dict[str, Error]) -> set[str]:
+    """The stages that are out of their bounds."""
+    return {name for name, error in errors.items() if not _bound(name).holds(error)}
+
+
 def check(errors: dict[str, Error]) -> None:
     """Raises ``AssertionError`` with every stage that is out of its bound."""
-    faults = [f"{name}: {e}" for name, e in errors.items() if not _bound(name).holds(e)]
-    if faults:
-        raise AssertionError("; ".join(faults))
+    out = failing(errors)
+    if out:
+        raise AssertionError("; ".join(f"{name}: {e}" for name, e in errors.items() if name in out))
 
 
 Pairs = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+def failing_pairs(pairs: Pairs) -> set[str]:
+    """``failing`` of the launch's and the reference's outputs."""
+    return failing({name: Error.of(*pair) for name, pair in pairs.items()})
 
 
 def front_pairs(run: FrontRun, rank: int) -> Pairs:
