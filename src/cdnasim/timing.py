@@ -89,7 +89,7 @@ def mfma_cycles(opcode: str, machine: Machine) -> float:
     bits = "32" if tail.startswith("f32") else "16" if "f16" in tail else "8"
     size = int(match[1]) * int(match[2]) * int(match[3])
     if match[4]:
-        # Several products of 4 x 4: at half the rate, by AMD's matrix instruction calculator.
+        # Several products of 4 x 4: half the rate on CDNA3, two passes of four cycles (LLVM, SISchedule.td).
         size *= 2 * int(match[4])
     return 2 * size / machine.matrix[bits]
 
