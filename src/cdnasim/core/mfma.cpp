@@ -317,7 +317,8 @@ void mfma_f8f6f4(Wave& w, const Inst& I) {
   bool near = true;
   if constexpr (SCALED) near = scale_codes<M, BLOCKS>(w, I, codes);
   else
-    for (int i = 0; i < 2 * BLOCKS * M; ++i) codes[0][0][i] = 127;
+    for (auto& side : codes)
+      for (auto& block : side) std::fill_n(block, M, 127u);
   if (near) multiply_scaled<M, BLOCKS>(at, bt, codes, sum);
   else multiply_far<M, BLOCKS>(at, bt, codes, sum);
   accumulate<M>(w, I, sum);
