@@ -7,7 +7,7 @@ ARCH ?= gfx950
 # Without ARCH, what is about the pin is about both architectures.
 ARCH_GIVEN = $(if $(filter-out file,$(origin ARCH)),--arch "$(ARCH)")
 
-.PHONY: help setup setup-image image test test-full test-device check lock tree rebase rebase-continue rebase-abort export-prs mirror-base pin-digest recipes demo bench-swa bench-host bench-mono sim-check clean kernels
+.PHONY: help setup setup-image image test test-full proofs test-device check lock tree rebase rebase-continue rebase-abort export-prs mirror-base pin-digest recipes demo bench-swa bench-host bench-mono sim-check clean kernels
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ test: setup ## the tests, under 30 minutes on two cores
 
 test-full: setup ## every test
 	@$(PYTEST) -n 2 --dist loadgroup
+
+proofs: setup ## the long proofs, from where the last run stopped: docs/proofs.md (MINUTES=60, JOBS=2, ONLY="WORD ..")
+	@.venv/bin/python tests/sim/proofs.py --minutes $(or $(MINUTES),60) --jobs $(or $(JOBS),2) $(if $(ONLY),--only $(ONLY))
 
 test-device: setup ## the tests that need a GPU, AMD or NVIDIA
 	@$(PYTEST) tests/device

@@ -13,6 +13,7 @@ import pytest
 import torch
 from mono import compare, handoffs, scopes
 from mono.case import make
+from mono.handoffs import SCHEDULE_PIECES
 from mono.run import Run, same
 from mono.sources import PERSISTENT, Edit, assembly, compiled, mutated
 
@@ -84,9 +85,10 @@ def test_hostile_memory_changes_no_bit() -> None:
 
 @full
 @pytest.mark.timeout(24 * 3600)
-@pytest.mark.parametrize("rows", [1, 6, 17, 42])
-def test_two_hundred_schedules(rows: int) -> None:
-    handoffs.check(rows, TP, "few", 200, arch=ARCH)
+@pytest.mark.parametrize("first, count", SCHEDULE_PIECES)
+@pytest.mark.parametrize("rows", [6, 42, 1, 17])
+def test_two_hundred_schedules(rows: int, first: int, count: int) -> None:
+    handoffs.check(rows, TP, "few", count, first=first, arch=ARCH)
 
 
 # ---- the checks can fail

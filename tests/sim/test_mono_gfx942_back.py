@@ -17,6 +17,7 @@ import pytest
 from mono import layer_compare as layers
 from mono import layer_handoffs as handoffs
 from mono import scopes
+from mono.handoffs import SCHEDULE_PIECES
 from mono.layer_case import Shape, draft, make_layer
 from mono.layer_mutations import HEADS_WORD, MUTATIONS, WORD, Mutation, outcome
 from mono.layer_run import BackRun, LayerRun, back_kernel
@@ -151,9 +152,11 @@ def test_hostile_memory_changes_no_bit() -> None:
 
 @full
 @pytest.mark.timeout(24 * 3600)
-@pytest.mark.parametrize("rows", [1, 6, 17, 42])
-def test_two_hundred_schedules(rows: int) -> None:
-    handoffs.check(Shape(rows, TP, contexts=(3, 700), kind="few", hands_out=rows > 1, arch=ARCH), 200)
+@pytest.mark.parametrize("first, count", SCHEDULE_PIECES)
+@pytest.mark.parametrize("rows", [6, 42, 1, 17])
+def test_two_hundred_schedules(rows: int, first: int, count: int) -> None:
+    shape = Shape(rows, TP, contexts=(3, 700), kind="few", hands_out=rows > 1, arch=ARCH)
+    handoffs.check(shape, count, first=first)
 
 
 # ---- the checks can fail

@@ -15,6 +15,7 @@ import torch
 from mono import layer_compare as layers
 from mono import layer_handoffs as handoffs
 from mono import scopes
+from mono.handoffs import SCHEDULE_PIECES
 from mono.layer_case import Shape, draft, make_layer
 from mono.layer_mutations import MUTATIONS, PUBLISHED, STORE, Mutation, outcome
 from mono.layer_run import LayerRun, front_kernel
@@ -145,9 +146,10 @@ def test_hostile_memory_changes_no_bit() -> None:
 
 @full
 @pytest.mark.timeout(24 * 3600)
-@pytest.mark.parametrize("rows", [1, 6, 17, 42])
-def test_two_hundred_schedules(rows: int) -> None:
-    handoffs.check(replace(ONE, rows=rows), 200, only_front=True)
+@pytest.mark.parametrize("first, count", SCHEDULE_PIECES)
+@pytest.mark.parametrize("rows", [6, 42, 1, 17])
+def test_two_hundred_schedules(rows: int, first: int, count: int) -> None:
+    handoffs.check(replace(ONE, rows=rows), count, first=first, only_front=True)
 
 
 # ---- the checks can fail

@@ -20,16 +20,18 @@ def test_hostile_memory_changes_no_bit() -> None:
 
 @full
 @pytest.mark.timeout(24 * 3600)
-@pytest.mark.parametrize("rows, tp", [(1, 2), (6, 4), (17, 2), (48, 4)])
-def test_two_hundred_schedules(rows: int, tp: int) -> None:
-    handoffs.check(rows, tp, "few", 200)
+@pytest.mark.parametrize("first, count", handoffs.SCHEDULE_PIECES)
+@pytest.mark.parametrize("rows, tp", [(6, 4), (48, 2), (1, 2), (17, 2), (48, 4)])
+def test_two_hundred_schedules(rows: int, tp: int, first: int, count: int) -> None:
+    handoffs.check(rows, tp, "few", count, first=first)
 
 
 @full
 @pytest.mark.timeout(24 * 3600)
-@pytest.mark.parametrize("widths", [(1, 2), (6, 17), (6, 48)])
-def test_widths_in_turn(widths: tuple[int, int]) -> None:
-    handoffs.alternate(widths, 2, "few", 50)
+@pytest.mark.parametrize("first, pairs", handoffs.PAIR_PIECES)
+@pytest.mark.parametrize("widths", [(6, 48), (1, 2), (6, 17)])
+def test_widths_in_turn(widths: tuple[int, int], first: int, pairs: int) -> None:
+    handoffs.alternate(widths, 2, "few", pairs, first=first)
 
 
 @full

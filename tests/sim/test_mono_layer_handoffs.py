@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from mono import layer_handoffs as handoffs
+from mono.handoffs import PAIR_PIECES, SCHEDULE_PIECES
 from mono.layer_case import Shape, draft
 from mono.layer_run import LayerRun
 from mono.run import same
@@ -23,10 +24,11 @@ def test_hostile_memory_changes_no_bit() -> None:
 
 @full
 @long
-@pytest.mark.parametrize("rows, tp", [(1, 2), (6, 4), (17, 2), (48, 4)])
-def test_two_hundred_schedules(rows: int, tp: int) -> None:
+@pytest.mark.parametrize("first, count", SCHEDULE_PIECES)
+@pytest.mark.parametrize("rows, tp", [(6, 4), (48, 2), (1, 2), (17, 2), (48, 4)])
+def test_two_hundred_schedules(rows: int, tp: int, first: int, count: int) -> None:
     shape = Shape(rows, tp, contexts=(3, 700), kind="few", hands_out=True) if rows > 1 else ONE
-    handoffs.check(shape, 200)
+    handoffs.check(shape, count, first=first)
 
 
 @full
@@ -38,10 +40,11 @@ def test_schedules_of_a_draft_layer(rows: int, tp: int) -> None:
 
 @full
 @long
-@pytest.mark.parametrize("widths", [(1, 2), (6, 17), (6, 48)])
-def test_widths_in_turn(widths: tuple[int, int]) -> None:
+@pytest.mark.parametrize("first, pairs", PAIR_PIECES)
+@pytest.mark.parametrize("widths", [(6, 48), (1, 2), (6, 17)])
+def test_widths_in_turn(widths: tuple[int, int], first: int, pairs: int) -> None:
     one, other = (Shape(rows, 2, contexts=(100,), kind="few") for rows in widths)
-    handoffs.alternate((one, other), 50)
+    handoffs.alternate((one, other), pairs, first=first)
 
 
 @full

@@ -28,6 +28,9 @@ from .run import Run, same
 # Far above what any schedule needs, and soon over where a word never comes.
 LIMIT = 20_000
 STEPS = 2  # sets of activations
+# Two hundred schedules and fifty pairs, in pieces that a run can be stopped between: (first seed, how many).
+SCHEDULE_PIECES = [(first, 25) for first in range(0, 200, 25)]
+PAIR_PIECES = [(first, 25) for first in range(0, 50, 25)]
 
 
 @lru_cache(maxsize=32)
@@ -86,7 +89,9 @@ def check(
     return count
 
 
-def alternate(widths: tuple[int, int], tp: int, kind: str, pairs: int, *, share: bool = False) -> int:
+def alternate(
+    widths: tuple[int, int], tp: int, kind: str, pairs: int, *, first: int = 0, share: bool = False
+) -> int:
     """Two widths in turn on one device, ``pairs`` times. ``share``: they share their memory, the fault
     that each width's own memory rules out."""
     device = hostile(tp)
@@ -94,7 +99,7 @@ def alternate(widths: tuple[int, int], tp: int, kind: str, pairs: int, *, share:
     for rows in sorted(widths, reverse=True):
         other = runs[0] if share and runs else None
         runs.append(Run(step(rows, tp, kind, 0), device, limit=LIMIT, share=other))
-    for number in range(pairs):
+    for number in range(first, first + pairs):
         for run in runs:
             rows = run.case.rows
             reschedule(device, number, SCHEDULES[number % len(SCHEDULES)])

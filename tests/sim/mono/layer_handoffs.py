@@ -73,7 +73,7 @@ def check(
     return count
 
 
-def alternate(shapes: tuple[Shape, Shape], pairs: int, *, share: bool = False) -> int:
+def alternate(shapes: tuple[Shape, Shape], pairs: int, *, first: int = 0, share: bool = False) -> int:
     """Two widths in turn on one device, ``pairs`` times. ``share``: they share their memory, the fault that
     each width's own memory rules out."""
     device = hostile(shapes[0].tp, shapes[0].arch)
@@ -81,7 +81,7 @@ def alternate(shapes: tuple[Shape, Shape], pairs: int, *, share: bool = False) -
     for shape in sorted(shapes, key=lambda shape: -shape.rows):
         other = runs[0] if share and runs else None
         runs.append(LayerRun(step(shape, 0), device, limit=LIMIT, share=other))
-    for number in range(pairs):
+    for number in range(first, first + pairs):
         for run in runs:
             reschedule(device, number, SCHEDULES[number % len(SCHEDULES)])
             try:

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The long proofs, run where the last run stopped, and the ledger of those that passed.
+
+    python tests/sim/proofs.py [--minutes N] [--jobs N] [--only WORDS ..]     (make proofs)
+    python tests/sim/proofs.py --table                                       (rewrites docs/proofs.md alone)
+
+The tests of tests/sim that are marked ``full`` take days of a processor in all. Each that passes is written
+into ``docs/proofs.json`` with a hash of what it proves (the ``subject``) and of what it proves it with (the
+``instrument``: simulator and test code); what the ledger holds for the sources at hand is not run again.
+Docstrings, comments and layout count for neither hash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LEDGER, TABLE = ROOT / "docs/proofs.json", ROOT / "docs/proofs.md"
+AMD = ROOT / "overlay/vllm/models/deepseek_v41/amd"
+PERSISTENT = ROOT / "overlay/vllm/models/common/amd/persistent"
+# What a launch's machine code and its float64 reference are made from, without the host's modules beside.
+KERNELS = (
+    *(
+        PERSISTENT / f"{name}.py"
+        for name in ("build", "device", "epoch", "handoff", "math", "quads", "regions")
+    ),
+    PERSISTENT / "isa",
+    *(AMD / f"mono/{name}.py" for name in ("geometry", "regions", "stage_table")),
+    AMD / "mono/kernels",
+    AMD / "mono/stages",
+    AMD / "mono/reference",
+)
+SUBJECTS = {
+    "test_mono": KERNELS,
+    "test_swa": (AMD / "ops/swa_decode_meta.py",),
+    "test_base": (ROOT / "build/base/vllm/models/deepseek_v41/amd/mono",),
+}
+INSTRUMENT = (ROOT / "src/cdnasim", ROOT / "tests/sim/mono", ROOT / "tests/sim/base")
+BATCH = 4  # cases a process: weights and outputs in exact memory are made once a process
+
+
+# ---- hashes
+def _files(paths: Iterable[Path]) -> list[Path]:
+    found = []
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is not there: a proof's sources cannot be hashed")
+        found += (
+            sorted(p for p in path.rglob("*") if p.suffix in (".py", ".cpp", ".h"))
+            if path.is_dir()
+            else [path]
+        )
+    return found
+
+
+def meaning(text: str) -> str:
+    """A Python source's syntax tree without docstrings."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        match body:
+            case [ast.Expr(value=ast.Constant(value=str())), *rest]:
+                node.body = rest  # type: ignore[attr-defined]
+    return ast.dump(tree)
+
+
+@cache
+def hash_of(paths: tuple[Path, ...]) -> str:
+    digest = hashlib.sha256()
+    for file in _files(paths):
+        text = file.read_text()
+        digest.update(file.name.encode() + b"\0" + (meaning(text) if file.suffix == ".py" else text).encode())
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Hashes:
+    subject: str
+    instrument: str
+
+
+@cache
+def hashes(file: str) -> Hashes:
+    """Of a test file's proofs, for the sources at hand."""
+    compiler = importlib.metadata.version("flydsl")
+    paths = next((paths for stem, paths in SUBJECTS.items() if file.startswith(stem)), ())
+    subject = f"{hash_of(tuple(paths))} flydsl {compiler}" if paths else ""
+    return Hashes(subject, hash_of((*INSTRUMENT, ROOT / "tests/sim" / file)))
+
+
+# ---- the ledger
+def read(ledger: Path) -> dict[str, dict[str, object]]:
+    return json.loads(ledger.read_text()) if ledger.exists() else {}
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def record(ledger: Path, case: str, entry: dict[str, object]) -> None:
+    """Add or replace one case's entry; other processes may do so at once."""
+    with _alone(ledger.parent):
+        entries = read(ledger) | {case: entry}
+        lines = [f"{json.dumps(name)}: {json.dumps(entries[name])}" for name in sorted(entries)]
+        work = ledger.with_suffix(f".{os.getpid()}")
+        work.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        work.replace(ledger)
+
+
+def state(case: str, entries: dict[str, dict[str, object]]) -> str:
+    """``holds``, ``earlier`` (same subject, another instrument), ``failed`` or ``missing``."""
+    entry = entries.get(case)
+    at_hand = hashes(case.split("::")[0])
+    if entry is None or entry["subject"] != at_hand.subject:
+        return "missing"
+    if entry["result"] != "passed":
+        return "failed"
+    return "holds" if entry["instrument"] == at_hand.instrument else "earlier"
+
+
+# ---- as pytest's plugin: records what passes and fails
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--ledger", type=Path, help="where a case's outcome is written")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    if call.when == "setup":
+        item.stash[STARTED] = time.process_time()
+    if (call.when == "call" or report.failed) and not report.skipped:
+        case = f"{item.path.name}::{item.nodeid.split('::', 1)[1]}"
+        entry = {
+            "result": report.outcome,
+            **vars(hashes(item.path.name)),
+            "cpu_s": round(time.process_time() - item.stash.get(STARTED, time.process_time())),
+        }
+        record(item.config.getoption("--ledger"), case, entry)
+    return report
+
+
+STARTED = pytest.StashKey[float]()
+
+
+# ---- the run
+def command(*arguments: str) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-o",
+        "addopts=",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        *arguments,
+    ]
+
+
+def environment() -> dict[str, str]:
+    here = str(Path(__file__).parent)
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([here, *filter(None, sys.path)]),
+        "PYTHONUNBUFFERED": "1",  # a case's line is wanted when it ends
+    }
+
+
+def collect() -> list[str]:
+    """Every long case of tests/sim, as ``file::test[case]``."""
+    done = subprocess.run(
+        command("--collect-only", "-q", "-m", "full", "tests/sim"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=environment(),
+    )
+    if done.returncode:
+        raise SystemExit(f"tests/sim cannot be collected:\n{done.stdout}{done.stderr}")
+    found = [line.removeprefix("tests/sim/") for line in done.stdout.splitlines() if "::" in line]
+    if not found:
+        raise SystemExit("tests/sim holds no test marked full: wanted the long proofs")
+    return found
+
+
+def chosen(cases: list[str], words: list[str]) -> list[str]:
+    """Those that hold one of ``words``, in that order. Raises ``SystemExit`` for a word that none holds."""
+    if not words:
+        return cases
+    for word in words:
+        if not any(word in case for case in cases):
+            raise SystemExit(
+                f"--only {word}: no long case of tests/sim has it in its name; --table lists them"
+            )
+    picked = [case for word in words for case in cases if word in case]
+    return list(dict.fromkeys(picked))
+
+
+def batches(cases: list[str]) -> list[list[str]]:
+    """Cases of one test, ``BATCH`` at most, in the order given."""
+    out: list[list[str]] = []
+    for case in cases:
+        same = out and len(out[-1]) < BATCH and out[-1][0].split("[")[0] == case.split("[")[0]
+        if same:
+            out[-1].append(case)
+        else:
+            out.append([case])
+    return out
+
+
+class Pool:
+    """Runs batches in ``jobs`` processes until ``minutes`` are over."""
+
+    def __init__(self, jobs: int, minutes: float) -> None:
+        self.until = time.monotonic() + 60 * minutes
+        self.jobs, self.left, self.failed = jobs, queue.Queue[list[str]](), False
+        self.lock = threading.Lock()
+
+    def run(self, cases: list[str]) -> bool:
+        """Whether none failed."""
+        for batch in batches(cases):
+            self.left.put(batch)
+        workers = [threading.Thread(target=self._work) for _ in range(self.jobs)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return not self.failed
+
+    def _work(self) -> None:
+        while time.monotonic() < self.until:
+            try:
+                batch = self.left.get_nowait()
+            except queue.Empty:
+                return
+            self._one(batch)
+
+    def _one(self, batch: list[str]) -> None:
+        names = [f"tests/sim/{case}" for case in batch]
+        child = subprocess.Popen(
+            command("-p", "proofs", "--ledger", str(LEDGER), "-v", "--tb=short", *names),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(),
+        )
+        stop = threading.Timer(max(0.0, self.until - time.monotonic()), child.send_signal, [signal.SIGKILL])
+        stop.start()
+        assert child.stdout is not None
+        lines = []
+        for line in child.stdout:
+            lines.append(line)
+            if re.search(r" (PASSED|FAILED|ERROR)\b.*%\]", line):
+                print(time.strftime("%H:%M:%S"), line.split("::", 1)[1].rstrip(), flush=True)
+        status = child.wait()
+        stop.cancel()
+        if status not in (0, -signal.SIGKILL):
+            with self.lock:
+                self.failed = True
+            print("".join(lines[-60:]), flush=True)
+
+
+# ---- the table
+def table_text(cases: list[str]) -> str:
+    """docs/proofs.md's text."""
+    entries = read(LEDGER)
+    rows: dict[str, list[str]] = defaultdict(list)
+    for case in cases:
+        rows[case.split("[")[0]].append(case)
+    out = [
+        "# Long proofs",
+        "",
+        "Written by `make proofs`, which runs what is missing (`MINUTES`, `JOBS`, `ONLY`) and keeps what",
+        "passed in `proofs.json`, with hashes of what was proved and of simulator and test code. *holds*:",
+        "passed on the sources at hand; *earlier*: passed on these kernels, but simulator or test code has",
+        "changed since; *missing*: not run, or run on other kernels. Processor minutes: of what passed.",
+        "",
+        "| proof | cases | holds | earlier | missing | failed | processor minutes |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    total: dict[str, int] = defaultdict(int)
+    for name, members in sorted(rows.items()):
+        counts: dict[str, int] = defaultdict(int)
+        for case in members:
+            counts[state(case, entries)] += 1
+        spent = sum(
+            int(str(entries[case]["cpu_s"]))
+            for case in members
+            if state(case, entries) in ("holds", "earlier")
+        )
+        cells = [
+            len(members),
+            *(counts[key] for key in ("holds", "earlier", "missing", "failed")),
+            round(spent / 60),
+        ]
+        out.append(f"| {name} | " + " | ".join(str(cell) for cell in cells) + " |")
+        for key, cell in zip(
+            ("cases", "holds", "earlier", "missing", "failed", "minutes"), cells, strict=True
+        ):
+            total[key] += cell
+    out.append("| **all** | " + " | ".join(str(cell) for cell in total.values()) + " |")
+    return "\n".join(out) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=60, help="stop after these")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at once")
+    parser.add_argument("--only", nargs="*", default=[], help="cases with one of these words in their name")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    given = parser.parse_args()
+    if given.jobs < 1 or given.minutes <= 0:
+        parser.error(f"--jobs {given.jobs} --minutes {given.minutes:g}: both must be above 0")
+    cases = collect()
+    picked = chosen(cases, given.only)
+    good = True
+    if not given.table:
+        entries = read(LEDGER)
+        order = {"failed": 0, "missing": 0, "earlier": 1}
+        wanted = [case for case in picked if state(case, entries) != "holds"]
+        wanted.sort(key=lambda case: order[state(case, entries)])
+        print(f"{len(picked)} long cases, {len(picked) - len(wanted)} hold, {len(wanted)} to run", flush=True)
+        good = Pool(given.jobs, given.minutes).run(wanted)
+    TABLE.write_text(table_text(cases))
+    print(TABLE.read_text())
+    return int(not good)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger of long proofs: what passed is not run again, and what it was passed on is known."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SIM = Path(__file__).parents[1] / "sim"
+sys.path.insert(0, str(SIM))
+import proofs  # noqa: E402
+
+TESTS = """
+import time
+import pytest
+
+@pytest.mark.full
+@pytest.mark.parametrize("n", range(6))
+def test_good(n):
+    assert n >= 0
+
+@pytest.mark.full
+def test_bad():
+    assert False, "the planted fault"
+
+@pytest.mark.full
+def test_slow():
+    time.sleep(600)
+
+def test_short():
+    pass
+"""
+PASSED = {f"test_flow.py::test_good[{n}]" for n in range(6)}
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A small repository with the runner in it."""
+
+    root: Path
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "tests/sim/proofs.py", *arguments]
+        return subprocess.run(command, cwd=self.root, capture_output=True, text=True, timeout=120)
+
+    def ledger(self) -> dict[str, dict[str, object]]:
+        return json.loads((self.root / "docs/proofs.json").read_text())
+
+    def row(self, test: str) -> list[str]:
+        """Cases, holds, earlier, missing, failed, minutes of one test in the table."""
+        lines = (self.root / "docs/proofs.md").read_text().splitlines()
+        (line,) = [line for line in lines if line.startswith(f"| test_flow.py::{test} ")]
+        return [cell.strip() for cell in line.split("|")[2:-1]]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    for folder in ("docs", "src/cdnasim", "tests/sim/mono", "tests/sim/base"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "src/cdnasim/core.cpp").write_text("int answer = 42;\n")
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["full: long"]\n')
+    (tmp_path / "tests/sim/test_flow.py").write_text(TESTS)
+    shutil.copy(SIM / "proofs.py", tmp_path / "tests/sim/proofs.py")
+    return Tree(tmp_path)
+
+
+def test_what_passed_is_kept_and_what_failed_is_run_again(tree: Tree) -> None:
+    first = tree.run("--only", "good", "bad", "--jobs", "2")
+    assert first.returncode == 1
+    assert "7 long cases, 0 hold, 7 to run" in first.stdout
+    assert "the planted fault" in first.stdout
+    assert {case for case, entry in tree.ledger().items() if entry["result"] == "passed"} == PASSED
+    assert tree.row("test_good")[:5] == ["6", "6", "0", "0", "0"]
+    assert tree.row("test_bad")[:5] == ["1", "0", "0", "0", "1"]
+    assert "7 long cases, 6 hold, 1 to run" in tree.run("--only", "good", "bad").stdout
+
+
+def test_a_changed_instrument_makes_a_pass_an_earlier_one(tree: Tree) -> None:
+    assert tree.run("--only", "good").returncode == 0
+    core = tree.root / "src/cdnasim/core.cpp"
+    core.write_text("int answer = 43;\n")
+    tree.run("--table")
+    assert tree.row("test_good")[:5] == ["6", "0", "6", "0", "0"]
+    assert "6 long cases, 0 hold, 6 to run" in tree.run("--only", "good").stdout
+
+
+def test_comments_and_docstrings_change_nothing(tree: Tree) -> None:
+    assert tree.run("--only", "good").returncode == 0
+    (tree.root / "tests/sim/test_flow.py").write_text('"""What it is."""\n# why\n' + TESTS)
+    tree.run("--table")
+    assert tree.row("test_good")[:2] == ["6", "6"]
+
+
+def test_time_that_is_over_ends_a_case_unrecorded(tree: Tree) -> None:
+    done = tree.run("--only", "slow", "--minutes", "0.1")
+    assert done.returncode == 0
+    assert not (tree.root / "docs/proofs.json").exists()
+    assert tree.row("test_slow")[:5] == ["1", "0", "0", "1", "0"]
+
+
+@pytest.mark.parametrize(
+    "arguments, wanted",
+    [
+        (("--only", "god"), "--only god: no long case"),
+        (("--jobs", "0"), "both must be above 0"),
+        (("--minutes", "-1"), "both must be above 0"),
+    ],
+)
+def test_a_wrong_request_is_refused(tree: Tree, arguments: tuple[str, ...], wanted: str) -> None:
+    done = tree.run(*arguments)
+    assert done.returncode != 0
+    assert wanted in done.stderr
+    assert not (tree.root / "docs/proofs.json").exists()
+
+
+@pytest.mark.parametrize("name", ["down.py", "geometry.py", "gfx942.py", "handoff.py", "ffn.py"])
+def test_a_change_of_the_kernels_is_a_change_of_the_subject(tmp_path: Path, name: str) -> None:
+    """Stages, shapes, architectures and reference are what the proofs of ``test_mono*`` prove."""
+    shutil.copytree(proofs.ROOT / "overlay", tmp_path / "overlay")
+    kernels = tuple(tmp_path / path.relative_to(proofs.ROOT) for path in proofs.KERNELS)
+    proofs.hash_of.cache_clear()
+    before = proofs.hash_of(kernels)
+    changed = [file for file in proofs._files(kernels) if file.name == name]
+    assert changed
+    for file in changed:
+        text = file.read_text()
+        file.write_text(text + "\nEXTRA = 1\n")
+        proofs.hash_of.cache_clear()
+        assert proofs.hash_of(kernels) != before
+        file.write_text(text)
+
+
+def test_the_table_is_that_of_the_ledger() -> None:
+    """After a change of kernels, simulator or tests: ``python tests/sim/proofs.py --table``."""
+    assert proofs.TABLE.read_text() == proofs.table_text(proofs.collect())
