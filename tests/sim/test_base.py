@@ -24,6 +24,19 @@ CASES = [
 ]
 
 
+# At TP4 the base's MoE stages load LDS of steps past a rank's share, which an earlier stage may have left
+# unwritten, and give what they multiply it into a scale of 0. Values are compared all the same.
+STALE = {"lds-never-written": "warn"}
+
+
+def stale_checks(tp: int) -> dict[str, str]:
+    return STALE if tp == 4 else {}
+
+
+def only_stale(device: Device) -> None:
+    assert [text for text in device.warnings if not text.startswith("lds-never-written")] == []
+
+
 def check(result: dict[str, tuple[float, float]]) -> None:
     for name in ("residual", "post", "comb", "pre", "normed"):
         cosine, relative = result[name]
@@ -35,8 +48,9 @@ def check(result: dict[str, tuple[float, float]]) -> None:
 @pytest.mark.parametrize("rows, tp, arch", CASES)
 def test_ffn_launch(rows: int, tp: int, arch: str) -> None:
     case = ffn.FfnCase(rows, tp, arch)
-    run = ffn.FfnRun(case, Device(arch, ranks=tp))
+    run = ffn.FfnRun(case, Device(arch, ranks=tp, checks=stale_checks(tp)))
     run.launch()
+    only_stale(run.device)
     check(ffn.compare(run))
     # A second launch on the same memory takes the next epoch and gives the same bits.
     first = [rank["out"].clone() for rank in run.ranks]
@@ -56,8 +70,9 @@ def test_ffn_launch_on_hostile_memory(rows: int, tp: int, arch: str) -> None:
         {"memory": "hostile", "seed": 3},
         {"memory": "hostile", "seed": 4, "schedule": "rank-stalled"},
     ):
-        run = ffn.FfnRun(case, Device(arch, ranks=tp, **settings))
+        run = ffn.FfnRun(case, Device(arch, ranks=tp, checks=stale_checks(tp), **settings))
         run.launch()
+        only_stale(run.device)
         outs.append([run.ranks[0][name].clone() for name in ("out", "res_out", "pre_out")])
         for rank in run.ranks[1:]:
             assert torch.equal(rank["out"], run.ranks[0]["out"])
@@ -107,11 +122,13 @@ def test_whole_layer(rows: int, tp: int, arch: str, ratio: int, memory: str) -> 
     """K1, then K2 on K1's outputs: attention, wo_a, wo_b, both TP sums, seam, MoE. The reference rounds
     where the
     split attention does, so that K2's residual is closer than the general bound asks."""
-    run = whole.LayerRun(rows, tp, arch, ratio, memory=memory)
+    run = whole.LayerRun(rows, tp, arch, ratio, memory=memory, checks=stale_checks(tp))
     run.run_k1()
+    assert run.device.warnings == []
     check_k1(run.compare_k1())
     second = run.prepare_k2()
     second.launch()
+    only_stale(second.device)
     result = ffn.compare(second)
     check(result)
     assert result["residual"][1] < 1e-3, result["residual"]
