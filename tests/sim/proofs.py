@@ -2,7 +2,8 @@
 """The long proofs, run where the last run stopped, and the ledger of those that passed.
 
     python tests/sim/proofs.py [--minutes N] [--jobs N] [--only WORDS ..]     (make proofs)
-    python tests/sim/proofs.py --table                                       (rewrites docs/proofs.md alone)
+    python tests/sim/proofs.py --table        (rewrites docs/proofs.md alone)
+    python tests/sim/proofs.py --carry        (keeps passes whose kernels compile to the same machine code)
 
 The tests of tests/sim that are marked ``full`` take days of a processor in all. Each that passes is written
 into ``docs/proofs.json`` with a hash of what it proves (the ``subject``) and of what it proves it with (the
@@ -98,6 +99,7 @@ def hash_of(paths: tuple[Path, ...]) -> str:
 class Hashes:
     subject: str
     instrument: str
+    reference: str  # part of the subject
 
 
 @cache
@@ -106,7 +108,8 @@ def hashes(file: str) -> Hashes:
     compiler = importlib.metadata.version("flydsl")
     paths = next((paths for stem, paths in SUBJECTS.items() if file.startswith(stem)), ())
     subject = f"{hash_of(tuple(paths))} flydsl {compiler}" if paths else ""
-    return Hashes(subject, hash_of((*INSTRUMENT, ROOT / "tests/sim" / file)))
+    reference = hash_of((AMD / "mono/reference",)) if paths == KERNELS else ""
+    return Hashes(subject, hash_of((*INSTRUMENT, ROOT / "tests/sim" / file)), reference)
 
 
 # ---- the ledger
@@ -135,7 +138,8 @@ def record(ledger: Path, case: str, entry: dict[str, object]) -> None:
 
 
 def state(case: str, entries: dict[str, dict[str, object]]) -> str:
-    """``holds``, ``earlier`` (same subject, another instrument), ``failed`` or ``missing``."""
+    """``holds``, ``earlier`` (same subject, another instrument), ``failed`` or ``missing``. What a change of
+    the sources leaves the same in machine code is ``missing`` until ``carry``."""
     entry = entries.get(case)
     at_hand = hashes(case.split("::")[0])
     if entry is None or entry["subject"] != at_hand.subject:
@@ -143,6 +147,51 @@ def state(case: str, entries: dict[str, dict[str, object]]) -> str:
     if entry["result"] != "passed":
         return "failed"
     return "holds" if entry["instrument"] == at_hand.instrument else "earlier"
+
+
+# ---- what was compiled
+def asked() -> dict[str, Path]:
+    """The builds that this process has asked for since the last call."""
+    sources = sys.modules.get("mono.sources")
+    found = dict(sources.ASKED) if sources else {}
+    if sources:
+        sources.ASKED.clear()
+    return found
+
+
+@cache
+def code_of(build: str) -> str:
+    """The hash of a build's machine code."""
+    from mono import sources
+
+    kind, arch, fields = sources.parse_build(build)
+    return sources.code_hash([sources.compiled_kind(kind, arch, **fields)])
+
+
+def codes_of(builds: dict[str, Path]) -> dict[str, str]:
+    """By build; nothing where one has planted faults, since other sources put other code around them."""
+    if any(overlay != AMD.parents[2] for overlay in builds.values()):
+        return {}
+    return {build: code_of(build) for build in sorted(builds)}
+
+
+def carry(ledger: Path) -> tuple[int, int]:
+    """Give passes on other kernel sources the subject at hand, where the reference is the same and every
+    build of theirs compiles to the same machine code. Returns how many are (kept, left)."""
+    kept = left = 0
+    for case, entry in sorted(read(ledger).items()):
+        now = hashes(case.split("::")[0])
+        if entry["subject"] == now.subject or entry["result"] != "passed":
+            continue
+        codes = entry["codes"]
+        assert isinstance(codes, dict)
+        same = bool(codes) and entry["reference"] == now.reference
+        if same and all(code_of(build) == code for build, code in codes.items()):
+            record(ledger, case, entry | {"subject": now.subject})
+            kept += 1
+        else:
+            left += 1
+    return kept, left
 
 
 # ---- as pytest's plugin: records what passes and fails
@@ -161,6 +210,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             "result": report.outcome,
             **vars(hashes(item.path.name)),
             "cpu_s": round(time.process_time() - item.stash.get(STARTED, time.process_time())),
+            "codes": codes_of(asked()),
         }
         record(item.config.getoption("--ledger"), case, entry)
     return report
@@ -338,13 +388,19 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes at once")
     parser.add_argument("--only", nargs="*", default=[], help="cases with one of these words in their name")
     parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument(
+        "--carry", action="store_true", help="keep passes on the same machine code; run nothing"
+    )
     given = parser.parse_args()
     if given.jobs < 1 or given.minutes <= 0:
         parser.error(f"--jobs {given.jobs} --minutes {given.minutes:g}: both must be above 0")
     cases = collect()
     picked = chosen(cases, given.only)
     good = True
-    if not given.table:
+    if given.carry:
+        kept, left = carry(LEDGER)
+        print(f"{kept} passes are of the same machine code, {left} are not")
+    elif not given.table:
         entries = read(LEDGER)
         order = {"failed": 0, "missing": 0, "earlier": 1}
         wanted = [case for case in picked if state(case, entries) != "holds"]

@@ -97,6 +97,76 @@ def test_comments_and_docstrings_change_nothing(tree: Tree) -> None:
     assert tree.row("test_good")[:2] == ["6", "6"]
 
 
+SOURCES = """
+from pathlib import Path
+ROOT = Path(__file__).parents[3]
+OVERLAY = ROOT / "overlay/vllm"
+ASKED = {}
+def parse_build(name):
+    return name, "gfx950", {}
+def compiled_kind(kind, arch, **fields):
+    return kind
+def code_hash(kernels):
+    return (ROOT / "code.txt").read_text()
+"""
+USER = """
+import pytest
+from mono import sources
+
+@pytest.mark.full
+def test_launch():
+    sources.ASKED["ffn"] = sources.OVERLAY
+
+@pytest.mark.full
+def test_planted_fault():
+    sources.ASKED["ffn"] = sources.ROOT / "mutant"
+"""
+
+
+@pytest.fixture
+def kernels(tree: Tree) -> Tree:
+    """With kernel sources, and proofs of them that passed."""
+    shutil.copytree(proofs.ROOT / "overlay", tree.root / "overlay")
+    (tree.root / "code.txt").write_text("s_endpgm")
+    (tree.root / "tests/sim/mono/sources.py").write_text(SOURCES)
+    (tree.root / "tests/sim/mono/__init__.py").touch()
+    (tree.root / "tests/sim/test_mono_flow.py").write_text(USER)
+    assert tree.run("--only", "mono_flow").returncode == 0
+    return tree
+
+
+def change(tree: Tree, file: str) -> None:
+    path = tree.root / "overlay/vllm/models/deepseek_v41/amd/mono" / file
+    path.write_text(path.read_text() + "\nEXTRA = 1\n")
+
+
+def state_of(tree: Tree, test: str) -> str:
+    text = (tree.root / "docs/proofs.md").read_text()
+    (line,) = [line for line in text.splitlines() if f"test_mono_flow.py::{test} " in line]
+    counts = [int(cell) for cell in line.split("|")[3:7]]
+    return ("holds", "earlier", "missing", "failed")[counts.index(1)]
+
+
+def test_a_change_of_the_sources_alone_is_carried_over_but_for_planted_faults(kernels: Tree) -> None:
+    change(kernels, "kernels/ffn.py")
+    kernels.run("--table")
+    assert state_of(kernels, "test_launch") == "missing"
+    assert "1 passes are of the same machine code, 1 are not" in kernels.run("--carry").stdout
+    assert state_of(kernels, "test_launch") == "holds"
+    assert state_of(kernels, "test_planted_fault") == "missing"
+
+
+@pytest.mark.parametrize("changed", ["code", "reference"])
+def test_other_machine_code_and_another_reference_are_not_carried_over(kernels: Tree, changed: str) -> None:
+    if changed == "code":
+        change(kernels, "kernels/ffn.py")
+        (kernels.root / "code.txt").write_text("s_nop 0")
+    else:
+        change(kernels, "reference/ffn.py")
+    assert "0 passes are of the same machine code, 2 are not" in kernels.run("--carry").stdout
+    assert state_of(kernels, "test_launch") == "missing"
+
+
 def test_time_that_is_over_ends_a_case_unrecorded(tree: Tree) -> None:
     done = tree.run("--only", "slow", "--minutes", "0.1")
     assert done.returncode == 0

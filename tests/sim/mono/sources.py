@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,8 @@ class Modules:
     formats: Any
     reference: Any
     attention: Any  # the reference's
+    stage_table: Any
+    timeline: Any
 
 
 @lru_cache(maxsize=1)
@@ -66,6 +69,8 @@ def modules() -> Modules:
                     f"{mono}.reference.formats",
                     f"{mono}.reference.ffn",
                     f"{mono}.reference.attention",
+                    f"{mono}.stage_table",
+                    f"{persistent}.timeline",
                 )
             )
         )
@@ -105,10 +110,27 @@ def assembly(
     return assembly_of("ffn", arch, overlay, rows=rows, tp=tp, experts=experts, picks=picks)
 
 
+# Builds that this process has asked for, by architecture, kind and fields, with whose sources.
+ASKED: dict[str, Path] = {}
+
+
+def build_name(kind: str, arch: str, fields: dict[str, int]) -> str:
+    """A build in words that ``parse_build`` reads."""
+    return "-".join([kind, arch, *(f"{name}{int(value)}" for name, value in fields.items())])
+
+
+def parse_build(name: str) -> tuple[str, str, dict[str, int]]:
+    """Kind, architecture and fields of a ``build_name``."""
+    kind, arch, *fields = name.split("-")
+    pairs = [re.fullmatch(r"([a-z_]+)(\d+)", field) for field in fields]
+    return kind, arch, {pair[1]: int(pair[2]) for pair in pairs if pair}
+
+
 def assembly_of(kind: str, arch: str = "gfx950", overlay: Path = OVERLAY, **fields: int) -> Path:
     """The assembly of one build of a kind (``compile_one.KINDS``), from the cache if its sources are
     unchanged; ``fields``: its geometry's."""
-    what = "-".join([kind, arch, *(f"{name}{int(value)}" for name, value in fields.items())])
+    what = build_name(kind, arch, fields)
+    ASKED[what] = overlay
     stem = cache_folder() / f"mono-{source_hash(overlay)}" / what
     text = stem.with_suffix(".s")
     if not text.exists():
