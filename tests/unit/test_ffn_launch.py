@@ -118,6 +118,42 @@ def test_a_width_that_was_not_prepared_is_named() -> None:
         launch(Kernels())(small_weights(), *inputs(6))
 
 
+def stamped(workspace: torch.Tensor, region: Any, stamps: int) -> None:
+    """The clocks of a launch whose workgroups begin a tick after one another and take two a part."""
+    words = workspace[region.offset : region.offset + region.size].view(torch.int64).view(region.shape)
+    words[:] = 1000 + torch.arange(256)[:, None] + 2 * torch.arange(stamps)
+
+
+def test_a_timeline_build_is_read_from_its_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ffn_launch.TIMELINE_VARIABLE, "1")
+    kernels = Kernels()
+    ffn = launch(kernels)
+    ffn.prepare(6)
+    (geometry,) = kernels.made
+    assert geometry == FfnGeometry(6, 4, timeline=True)
+    with pytest.raises(ValueError, match="workgroup 0 has no stamp of loads"):
+        ffn.timeline(6)
+    stamped(ffn._widths[6].workspace, regions.workspace(geometry).timeline, len(geometry.stamps))
+    parts = ffn.timeline(6)
+    assert [part.name for part in parts] == list(geometry.stamps[:-1])
+    assert [(part.first, part.last, part.longest_ticks) for part in parts[:2]] == [(0, 255, 2), (2, 257, 2)]
+
+
+def test_a_timeline_that_nobody_asked_for_says_how_to() -> None:
+    ffn = launch(Kernels())
+    ffn.prepare(6)
+    with pytest.raises(RuntimeError, match="start the process with VLLM_MONO_TIMELINE=1"):
+        ffn.timeline(6)
+    with pytest.raises(RuntimeError, match="no memory was made for steps of 7 rows"):
+        ffn.timeline(7)
+
+
+def test_a_timeline_build_has_a_name_of_its_own() -> None:
+    plain, timed = (builds.ffn_build(FfnGeometry(6, 4, timeline=on), "gfx950") for on in (False, True))
+    assert "timeline" not in plain.title and timed.title == f"{plain.title}_timeline1"
+    assert plain.digest != timed.digest
+
+
 def test_a_width_that_the_kernels_do_not_do_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rows is 49, the launch does 1\.\.48"):
         launch(Kernels()).prepare(49)

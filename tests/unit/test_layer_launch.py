@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.test_ffn_launch import alone, inputs, meta_weights, small_weights
+from tests.unit.test_ffn_launch import alone, inputs, meta_weights, small_weights, stamped
 from tests.unit.test_peers import CPU, Heap
 
 from vllm.models.common.amd.persistent.fail_stop import KernelWaitError  # isort: skip
@@ -191,6 +191,34 @@ def test_a_width_has_memory_of_its_own_that_stays() -> None:
     assert [type(g) for g in kernels.made] == [FrontGeometry, BackGeometry] * 2
     places = [(c["workspace"], c["peers"], c["query"]) for _, c in kernels.calls]
     assert places[:2] == places[4:] and not set(places[0]) & set(places[2])
+
+
+def test_timelines_of_both_kernels_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ffn_launch.TIMELINE_VARIABLE, "1")
+    kernels = Kernels()
+    layer = launch(kernels)
+    layer.prepare(6)
+    front, back = kernels.made
+    assert (front, back) == (FrontGeometry(6, 4, timeline=True), BackGeometry(6, 4, timeline=True))
+    width = layer._widths[6]
+    stamped(width.front.workspace, regions.front_workspace(front).timeline, len(front.stamps))
+    with pytest.raises(ValueError, match="no stamp of sparse attention"):
+        layer.timelines(6)
+    stamped(width.back.workspace, regions.back_workspace(back).timeline, len(back.stamps))
+    found = layer.timelines(6)
+    assert {half: [part.name for part in parts] for half, parts in found.items()} == {
+        "front": list(front.stamps[:-1]),
+        "back": list(back.stamps[:-1]),
+    }
+
+
+def test_timelines_that_nobody_asked_for_say_how_to() -> None:
+    layer = launch(Kernels())
+    layer.prepare(6)
+    with pytest.raises(RuntimeError, match="start the process with VLLM_MONO_TIMELINE=1"):
+        layer.timelines(6)
+    with pytest.raises(RuntimeError, match="no memory was made for steps of 7 rows"):
+        layer.timelines(7)
 
 
 @pytest.mark.parametrize("rows", [1, 6, 17, 48])

@@ -463,6 +463,12 @@ def schedule_fence() -> None:
     rocdl.sched_barrier(0)
 
 
+def clock() -> fx.Vector:
+    """The GPU's constant-rate clock as two words, low first; the same for every wave at the same time."""
+    ticks = llvm.call_intrinsic(ir.IntegerType.get_signless(64), "llvm.amdgcn.s.memrealtime", [], [], [])
+    return vector_i32(address_words(fx.Int64(ticks)))
+
+
 def sleep() -> None:
     """Let other waves of the compute unit run for a while (64 to 128 cycles)."""
     rocdl.s_sleep(1)

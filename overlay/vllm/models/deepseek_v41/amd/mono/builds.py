@@ -137,6 +137,8 @@ def kernel_build(kind: str, geometry: FfnGeometry, arch: str) -> Build:
     parameters = [("tp", geometry.tp), ("rows", geometry.rows)]
     if what.routed:
         parameters += [("experts", geometry.experts), ("picks", geometry.picks)]
+    if geometry.timeline:
+        parameters += [("timeline", 1)]
     return Build(kind, (what.module, there.isa[0]), arch, tuple(parameters), make)
 
 

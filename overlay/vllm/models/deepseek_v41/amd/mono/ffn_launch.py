@@ -9,8 +9,9 @@ the kernel moves on. The kernel itself is ``kernels/ffn.py``.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from vllm.models.common.amd.persistent.fail_stop import CONTROL_WORDS, FailStop
 from vllm.models.common.amd.persistent.kernel_cache import KernelCache
 from vllm.models.common.amd.persistent.peers import Group, PeerBackend, SymmetricMemory, symmetric_memory
+from vllm.models.common.amd.persistent.timeline import Part, parts_of
 
 from . import builds
 from .geometry import HIDDEN, MIXES, MX_BLOCK, STREAMS, FfnGeometry, padded_share
@@ -27,6 +29,8 @@ from .geometry import HIDDEN, MIXES, MX_BLOCK, STREAMS, FfnGeometry, padded_shar
 # after one was stopped by a debugger's attach or a page fault, and finite. It must fit in 31 bits.
 WAIT_LIMIT = 1 << 24
 ALIGNMENT = 16
+# "1": kernels are timeline builds.
+TIMELINE_VARIABLE = "VLLM_MONO_TIMELINE"
 # Scale columns of the down projection come in groups of this many.
 SCALE_GROUP = 8
 
@@ -66,7 +70,7 @@ class FfnWeights:
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "layer"}
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "layer"}
 
     def check(self, tp: int, experts: int, picks: int, layout: str = "aiter_shuffle") -> None:
         """Refuse tensors that the kernel would read past or misread.
@@ -158,6 +162,7 @@ class Width:
     kernel: Kernel
     workspace: Tensor
     symmetric: SymmetricMemory
+    geometry: FfnGeometry
 
 
 @dataclass(frozen=True)
@@ -170,6 +175,7 @@ class Deployment:
         arch: its architecture.
         experts, picks: the routing.
         layers: the layers of a step that take the launch, in order.
+        timeline: take timeline builds, whose workgroups keep clocks; default, what the process is told.
     """
 
     group: Group
@@ -178,6 +184,11 @@ class Deployment:
     experts: int
     picks: int
     layers: Sequence[str]
+    timeline: bool = field(default_factory=lambda: os.environ.get(TIMELINE_VARIABLE) == "1")
+
+    def shape(self, rows: int) -> tuple[int, int, int, int, bool]:
+        """What a geometry of a step width is made from."""
+        return rows, self.group.size, self.experts, self.picks, self.timeline
 
 
 class FfnLaunch:
@@ -218,7 +229,7 @@ class FfnLaunch:
         if rows in self._widths:
             return
         d = self.deployment
-        geometry = FfnGeometry(rows, d.group.size, d.experts, d.picks)
+        geometry = FfnGeometry(*d.shape(rows))
         workspace_bytes, symmetric_bytes = self._sizes(geometry)
         # The kernel first: symmetric memory is made by all ranks together, so that no rank launches, and
         # waits, while another still compiles.
@@ -229,7 +240,19 @@ class FfnLaunch:
         )
         control = symmetric.local[: 4 * CONTROL_WORDS].view(torch.int32)
         self.fail_stop.add(rows, control)
-        self._widths[rows] = Width(kernel, workspace, symmetric)
+        self._widths[rows] = Width(kernel, workspace, symmetric, geometry)
+
+    def timeline(self, rows: int) -> list[Part]:
+        """When the workgroups began each part of the last launch of ``rows`` rows; waits for the device.
+
+        Raises:
+            RuntimeError: these are no timeline builds, or the width was not prepared.
+            ValueError: nothing was launched.
+        """
+        if rows not in self._widths:
+            raise RuntimeError(f"FFN launch: no memory was made for steps of {rows} rows (prepare)")
+        width = self._widths[rows]
+        return read_timeline(width.geometry, "workspace", width.workspace)
 
     def __call__(
         self,
@@ -289,6 +312,21 @@ def start_words() -> list[int]:
 def stream_of(tensor: Tensor) -> Any:
     """What a launch on ``tensor`` is queued on; None on a CPU."""
     return torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
+
+
+def read_timeline(geometry: FfnGeometry, layout: str, workspace: Tensor) -> list[Part]:
+    """The parts of a launch from its workspace, whose layout is that function of ``regions``.
+
+    Raises:
+        RuntimeError: this is no timeline build.
+        ValueError: nothing was launched.
+    """
+    if not geometry.timeline:
+        raise RuntimeError(f"no timeline build was made: start the process with {TIMELINE_VARIABLE}=1")
+    regions = importlib.import_module(f"{__package__}.regions")
+    region = getattr(regions, layout)(geometry).timeline
+    words = workspace[region.offset : region.offset + region.size].view(torch.int64)
+    return parts_of(words.view(region.shape).tolist(), geometry.stamps)
 
 
 def _sizes(geometry: FfnGeometry) -> tuple[int, int]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 HIDDEN = 5120
 STREAMS = 4
@@ -64,7 +65,8 @@ SUPPORTED_EXPERTS = ((384, 6), (128, 3))
 
 @dataclass(frozen=True)
 class FfnGeometry:
-    """One build: rows of the step, TP size, experts and picks a token.
+    """One build: rows of the step, TP size, experts and picks a token, and whether every workgroup keeps the
+    clock of each of ``stamps`` in the workspace.
 
     Raises ``ValueError`` with every reason when the launch does not do the combination."""
 
@@ -72,6 +74,25 @@ class FfnGeometry:
     tp: int
     experts: int = 384
     picks: int = 6
+    timeline: bool = False
+
+    # What a workgroup's first wave begins, in order; names are the stages' where it is one.
+    stamps: ClassVar[tuple[str, ...]] = (
+        "loads",
+        "attention all-reduce",
+        "seam fold",
+        "normalised rows",
+        "router logits",
+        "seam sums",
+        "shared gate/up",
+        "mixes",
+        "choose",
+        "routed gate/up",
+        "down",
+        "MoE all-reduce",
+        "output",
+        "end",
+    )
 
     def __post_init__(self) -> None:
         faults = []
@@ -166,6 +187,17 @@ class FfnGeometry:
 class FrontGeometry(FfnGeometry):
     """One build of the attention front; the routing has no part in it."""
 
+    stamps: ClassVar[tuple[str, ...]] = (
+        "seam fold",
+        "normalised rows",
+        "query rank and key",
+        "seam sums",
+        "query",
+        "key record",
+        "mixes",
+        "end",
+    )
+
     @property
     def heads(self) -> int:
         """Heads of this rank."""
@@ -209,6 +241,14 @@ class FrontGeometry(FfnGeometry):
 
 class BackGeometry(FfnGeometry):
     """One build of the attention back with the FFN half. Windows and compressed keys are arguments."""
+
+    stamps: ClassVar[tuple[str, ...]] = (
+        "sparse attention",
+        "wo_a",
+        FfnGeometry.stamps[0],
+        "wo_b",
+        *FfnGeometry.stamps[1:],
+    )
 
     @property
     def heads(self) -> int:

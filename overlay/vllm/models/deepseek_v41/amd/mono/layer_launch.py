@@ -18,6 +18,7 @@ from torch import Tensor
 from vllm.models.common.amd.persistent.epoch import FIRST_TAG
 from vllm.models.common.amd.persistent.fail_stop import CONTROL_WORDS, FailStop
 from vllm.models.common.amd.persistent.peers import PeerBackend, SymmetricMemory, symmetric_memory
+from vllm.models.common.amd.persistent.timeline import Part
 
 from .ffn_launch import (
     STAGES,
@@ -27,6 +28,7 @@ from .ffn_launch import (
     KernelsOfProcess,
     Outputs,
     faults_of,
+    read_timeline,
     start_words,
     stream_of,
 )
@@ -212,6 +214,7 @@ class Half:
     kernel: Kernel
     workspace: Tensor
     symmetric: SymmetricMemory
+    geometry: FfnGeometry
 
     def addresses(self, rank: int) -> dict[str, int]:
         """The arguments that every launch of it has."""
@@ -306,13 +309,13 @@ class LayerLaunch:
         if rows in self._widths:
             return
         d, makers = self.deployment, self._makers
-        shape = (rows, d.group.size, d.experts, d.picks)
-        front, back = FrontGeometry(*shape), BackGeometry(*shape)
+        front, back = FrontGeometry(*d.shape(rows)), BackGeometry(*d.shape(rows))
         # Both kernels first: no rank launches, and waits, while another still compiles.
         kernels = makers.front(front), makers.back(back)
         front_half, back_half = [
-            self._half(kernel, *sizes, fail_stop, rows)
-            for kernel, sizes, fail_stop in zip(
+            self._half(geometry, kernel, *sizes, fail_stop)
+            for geometry, kernel, sizes, fail_stop in zip(
+                (front, back),
                 kernels,
                 (makers.front_sizes(front), makers.back_sizes(back)),
                 (self.front_fail_stop, self.back_fail_stop),
@@ -321,12 +324,30 @@ class LayerLaunch:
         ]
         self._widths[rows] = LayerWidth(front_half, back_half, *self._middle(rows, back.heads))
 
-    def _half(self, kernel: Kernel, workspace: int, symmetric: int, fail_stop: FailStop, rows: int) -> Half:
+    def timelines(self, rows: int) -> dict[str, list[Part]]:
+        """When the workgroups began each part of the last ``front`` and ``back`` of ``rows`` rows; waits for
+        the device.
+
+        Raises:
+            RuntimeError: these are no timeline builds, or the width was not prepared.
+            ValueError: nothing was launched.
+        """
+        if rows not in self._widths:
+            raise RuntimeError(f"whole layers: no memory was made for steps of {rows} rows (prepare)")
+        width = self._widths[rows]
+        return {
+            name: read_timeline(half.geometry, f"{name}_workspace", half.workspace)
+            for name, half in (("front", width.front), ("back", width.back))
+        }
+
+    def _half(
+        self, geometry: FfnGeometry, kernel: Kernel, workspace: int, symmetric: int, fail_stop: FailStop
+    ) -> Half:
         d = self.deployment
         memory = torch.zeros(workspace, dtype=torch.uint8, device=d.device)
         shared = symmetric_memory(symmetric, d.group, d.device, self._peer_backend, start=start_words())
-        fail_stop.add(rows, shared.local[: 4 * CONTROL_WORDS].view(torch.int32))
-        return Half(kernel, memory, shared)
+        fail_stop.add(geometry.rows, shared.local[: 4 * CONTROL_WORDS].view(torch.int32))
+        return Half(kernel, memory, shared, geometry)
 
     def _middle(self, rows: int, heads: int) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor]]:
         device = self.deployment.device

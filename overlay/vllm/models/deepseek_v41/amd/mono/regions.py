@@ -49,7 +49,12 @@ def symmetric(g: FfnGeometry) -> Layout:
 
 def workspace(g: FfnGeometry) -> Layout:
     """Mailboxes between a rank's workgroups."""
-    return Layout(_ffn_workspace(g))
+    return Layout([*_ffn_workspace(g), *_timeline(g)])
+
+
+def _timeline(g: FfnGeometry) -> list[Region]:
+    """Clocks of each workgroup, in a timeline build."""
+    return [Region("timeline", (WORKGROUPS, len(g.stamps)), 8)] if g.timeline else []
 
 
 def _ffn_workspace(g: FfnGeometry) -> list[Region]:
@@ -186,6 +191,7 @@ def front_workspace(g: FrontGeometry) -> Layout:
             # The first projection's outputs, bf16: the query rank, then the key.
             Region("qkv", (g.rows, QKV // 2), 4),
             mailbox("qkv_ready", g.qkv_workgroups),
+            *_timeline(g),
         ]
     )
 
@@ -247,6 +253,7 @@ def back_workspace(g: BackGeometry) -> Layout:
             Region("ranks", (g.rows, g.rank_columns // 2), 4),
             mailbox("ranks_ready", WORKGROUPS),
             *_ffn_workspace(g),
+            *_timeline(g),
         ]
     )
 

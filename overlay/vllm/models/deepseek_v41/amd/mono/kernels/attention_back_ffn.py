@@ -103,12 +103,15 @@ class BackArguments:
 
 
 def _run(ctx: Context) -> None:
+    ctx.stamp("sparse attention")
     SparseAttention(ctx).run()
     projection = OutputProjection(ctx, ATTENDED, RANKS)
+    ctx.stamp("wo_a")
     projection.ranks_of_heads()
     projection.load()
 
     def partial_of(place: Place) -> Any:
+        ctx.stamp("wo_b")
         projection.partial()
         return slice_word(ctx, place.row, place.word, ctx.lds.projection)
 

@@ -104,20 +104,28 @@ def _run(ctx: Context) -> None:
     if early:
         projection.load()
 
+    ctx.stamp("seam fold")
     seam.fold(place.row, place.word, place.active, output, ctx.args.fold != 0)
     collapsed.announce()
     collapsed.wait()
+    ctx.stamp("normalised rows")
     activations = Activations(ctx, ctx.args.normed_out)
     activations.norms()
     operands = [activations.operands(tile) for tile in range(g.row_tiles)]
     if not early:
         projection.load()
+    ctx.stamp("query rank and key")
     projection.run(operands)
     query.load()
+    ctx.stamp("seam sums")
     seam.send_sums()
+    ctx.stamp("query")
     query.run()
+    ctx.stamp("key record")
     kv_record.insert(ctx, qkv)
+    ctx.stamp("mixes")
     seam.finish_mixes()
+    ctx.stamp("end")
 
     @dev.when((ctx.workgroup == 0) & (ctx.thread == 0))
     def _() -> None:

@@ -90,6 +90,7 @@ def ffn_half(ctx: Context, partial_of: Callable[[Place], Any]) -> None:
     g = ctx.geometry
     place = Place.of(ctx, ctx.thread)
 
+    ctx.stamp("loads")
     # Loads that depend on no one come first.
     collapsed = CollapsedRows(ctx, COLLAPSED)
     seam, router = HyperConnection(ctx, collapsed, MIXES), Router(ctx, LOGITS)
@@ -100,38 +101,52 @@ def ffn_half(ctx: Context, partial_of: Callable[[Place], Any]) -> None:
     router.warm_gate()
 
     partial = partial_of(place)
+    ctx.stamp("attention all-reduce")
     attention = exchange(ctx, ctx.symmetric.attention, ATTENTION_REDUCE, place.item, place.active, partial)
+    ctx.stamp("seam fold")
     seam.fold(place.row, place.word, place.active, attention)
     collapsed.announce()
     collapsed.wait()
+    ctx.stamp("normalised rows")
     activations = Activations(ctx)
     activations.norms()
+    ctx.stamp("router logits")
     router.send_logits(activations)
     operands = [activations.operands(tile) for tile in range(g.row_tiles)]
+    ctx.stamp("seam sums")
     seam.send_sums()
     if ctx.lds.overlap("streams", "partial"):
         dev.barrier()
     gate_up = GateUp(ctx, operands)
+    ctx.stamp("shared gate/up")
     gate_up.shared()
+    ctx.stamp("mixes")
     seam.finish_mixes()
 
+    ctx.stamp("choose")
     router.choose()
     dev.barrier()
     num_active = router.list_active()
+    ctx.stamp("routed gate/up")
     gate_up.routed(num_active)
 
     # The routed experts' weights fill the registers.
     ctx = ctx.again()
+    ctx.stamp("down")
     down = Down(ctx, INTERMEDIATE)
     down.sum_experts(num_active)
     ctx = ctx.again()
+    ctx.stamp("MoE all-reduce")
     place = Place.of(ctx, ctx.thread)
     word = slice_word(ctx, place.row, place.word)
     moe = exchange(ctx, ctx.symmetric.moe, MOE_REDUCE, place.item, place.active, word)
+    ctx.stamp("output")
 
     @dev.when(place.active)
     def _() -> None:
         dev.Buffer(ctx.args.out).store(place.column_at, moe)
+
+    ctx.stamp("end")
 
     @dev.when((ctx.workgroup == 0) & (ctx.thread == 0))
     def _() -> None:

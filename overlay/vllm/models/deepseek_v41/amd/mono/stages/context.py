@@ -81,6 +81,18 @@ class Context:
         takes registers in between."""
         return replace(self, thread=dev.pin(self.thread))
 
+    def stamp(self, what: str) -> None:
+        """Keep the clock at which the workgroup's first wave begins ``what``, one of the geometry's
+        ``stamps``. Nothing but in a timeline build."""
+        if not self.geometry.timeline:
+            return
+        clock = dev.clock()
+        at = self.workspace.timeline.at(self.workgroup, self.geometry.stamps.index(what))
+
+        @dev.when(self.thread == 0)
+        def _() -> None:
+            self.work.store(at, clock)
+
     @property
     def hidden_steps(self) -> int:
         """128 k of a wave's share of the hidden size."""
