@@ -55,16 +55,17 @@ class BaseIndex:
     def _name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
 
-    def _content(self, path: Path) -> bytes:
-        laid = self._laid.get(self._name(path))
-        return path.read_bytes() if laid is None else laid
+    def content(self, name: str) -> bytes:
+        """A file's content, by its path from the root."""
+        laid = self._laid.get(name)
+        return (self.root / name).read_bytes() if laid is None else laid
 
     def tree(self, module: str) -> ast.Module | None:
         """A module's syntax tree; None where there is no such module, or it does not parse."""
         if module not in self._trees:
             path = self.path_of(module)
             try:
-                self._trees[module] = ast.parse(self._content(path)) if path else None
+                self._trees[module] = ast.parse(self.content(self._name(path))) if path else None
             except SyntaxError:
                 self._trees[module] = None
         return self._trees[module]

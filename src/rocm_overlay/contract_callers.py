@@ -7,14 +7,13 @@ A base file that passes an argument which ours does not take is found in its syn
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rocm_overlay.base_index import BaseIndex, Found, parameters
 from rocm_overlay.overlay import module_name
 from rocm_overlay.plan import Sources
+from rocm_overlay.removed_imports import mention_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ def find_misfits(sources: Sources, tree: Path) -> list[Misfit]:
     if not ours:
         return []
     index = BaseIndex(tree)
-    mentions = _mentions(ours)
+    mentions = mention_of(ours)
     found: list[Misfit] = []
     for path in sorted((tree / "vllm").rglob("*.py")):
         name = path.relative_to(tree).as_posix()
@@ -46,15 +45,6 @@ def find_misfits(sources: Sources, tree: Path) -> list[Misfit]:
             imported = _imported(index, module, parsed, ours)
             found += [one for node in ast.walk(parsed) for one in _misfit(index, name, node, imported)]
     return found
-
-
-def _mentions(ours: set[str]) -> Callable[[str, bytes], bool]:
-    """Whether a file can import one of our modules: by its name, from its package, or by dots near it."""
-    parents = {name.rpartition(".")[0] for name in ours}
-    names = [re.escape(name) for name in ours] + [rf"from {re.escape(name)} import" for name in parents]
-    spelled = re.compile("|".join(sorted(names)).encode())
-    near = tuple(sorted({"/".join(name.split(".")[:3]) + "/" for name in ours}))
-    return lambda path, text: bool(spelled.search(text)) or (path.startswith(near) and b"from ." in text)
 
 
 def _imported(index: BaseIndex, module: str, tree: ast.Module, ours: set[str]) -> dict[str, Found]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from rocm_overlay.base_index import BaseIndex
 from rocm_overlay.errors import OverlayError
 from rocm_overlay.export_plan import FOLDER, NAME, ExportPlan, PullRequest
+from rocm_overlay.removed_imports import called_name, find_importers
 
 # Packages of upstream's tree. Others are the machine's.
 PACKAGES = ("vllm", "tests")
@@ -35,9 +36,10 @@ def refuse_missing_imports(
         files: what it changes itself.
 
     Raises:
-        OverlayError: with every such import.
+        OverlayError: with every such import, or with what still imports a module that it removes.
     """
     there, here = _Tree(base, before), _Tree(base, {**before, **files})
+    _refuse_importers_of_removed(pull, here, files)
     found = []
     for path, text in files.items():
         if not path.endswith(".py") or text is None:
@@ -50,6 +52,17 @@ def refuse_missing_imports(
             f"{FOLDER}/{NAME}: {pull.name} imports what neither the pinned source nor its depends have",
             seen="; ".join(found),
             fix="add the pull request that has it to depends, or move the file to it",
+        )
+
+
+def _refuse_importers_of_removed(pull: PullRequest, tree: _Tree, files: Mapping[str, str | None]) -> None:
+    """A removed module must have no importer in upstream's whole tree, its tests and tools included."""
+    removed = [path for path, text in files.items() if text is None]
+    if importers := find_importers(tree.index, tree.python_files(), removed):
+        raise OverlayError(
+            f"{FOLDER}/{NAME}: {pull.name} removes what is still imported",
+            seen="; ".join(map(str, importers)),
+            fix="remove or edit those files as well, or keep the module",
         )
 
 
@@ -71,14 +84,21 @@ class _Tree:
         self._gone = {path for path, text in changed.items() if text is None}
         laid = {path: text.encode("utf-8") for path, text in changed.items() if text is not None}
         self._folders = {parent.as_posix() for path in laid for parent in Path(path).parents}
-        self._index = BaseIndex(base, laid)
+        self._laid = frozenset(laid)
+        self.index = BaseIndex(base, laid)
+
+    def python_files(self) -> list[str]:
+        """The paths of its Python files."""
+        root = self.index.root
+        files = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if path.is_file()}
+        return sorted((files | {path for path in self._laid if path.endswith(".py")}) - self._gone)
 
     def has(self, path: str) -> bool:
-        return path not in self._gone and self._index.path_of(_module(path)) is not None
+        return path not in self._gone and self.index.path_of(_module(path)) is not None
 
     def missing(self, path: str) -> list[str]:
         """The names that a file imports and that are not there, each once, in order."""
-        tree = self._index.tree(_module(path))
+        tree = self.index.tree(_module(path))
         if tree is None:
             return []
         names = [name for node in ast.walk(tree) for name in self._imports(_module(path), node)]
@@ -90,9 +110,9 @@ class _Tree:
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            source = self._index.source_of(module, node)
+            source = self.index.source_of(module, node)
             found = [f"{source}:{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Call) and _called(node.func) == "import_module" and node.args:
+        elif isinstance(node, ast.Call) and called_name(node.func) == "import_module" and node.args:
             name = node.args[0]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
                 found = [name.value]
@@ -103,25 +123,19 @@ class _Tree:
             return False
         if name in ("", "*") or self._is_module(f"{module}.{name}"):
             return True
-        tree = self._index.tree(module)
+        tree = self.index.tree(module)
         return tree is not None and not {name, "*", "__getattr__"}.isdisjoint(_bound(tree))
 
     def _is_module(self, module: str) -> bool:
-        path = self._index.path_of(module)
+        path = self.index.path_of(module)
         if path is not None:
-            return path.relative_to(self._index.root).as_posix() not in self._gone
+            return path.relative_to(self.index.root).as_posix() not in self._gone
         folder = module.replace(".", "/")
-        return folder in self._folders or (self._index.root / folder).is_dir()
+        return folder in self._folders or (self.index.root / folder).is_dir()
 
 
 def _module(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
-def _called(function: ast.expr) -> str:
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
 
 
 def _bound(tree: ast.AST) -> set[str]:

@@ -7,6 +7,7 @@ that names it.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from rocm_overlay.series import DROP, Symbol
 from rocm_overlay.textio import decode, read_text
 
 FOLDER, NAME = "upstream", "prs.toml"
+GLOB = re.compile(r"^!|[*?\[]")
 SECTIONS = ("purpose", "claims", "validation", "reproduce", "limits", "unchanged")
 FIELDS = {
     "name": str, "title": str, "depends": list, "files": list, "patches": list, "merged_when": str,
@@ -136,6 +138,7 @@ def load_plan(root: Path, sources: Sources) -> ExportPlan:
         "overlay file", [file.path for file in sources.overlay.files], [p.files for p in pulls], pulls
     )
     _check_cover("patch", [patch.name for patch in sources.series.patches], [p.patches for p in pulls], pulls)
+    _check_cover("removal", [one.path for one in sources.overlay.removals], [p.remove for p in pulls], pulls)
     return ExportPlan(
         tuple(pulls),
         _texts("rename", data.get("rename", {}), "the module's name in upstream's tree"),
@@ -185,7 +188,7 @@ def _pull(entry: dict[str, Any], root: Path, sources: Sources, earlier: Sequence
         tests=_carried(name, root, entry.get("test", [])),
         ci=_carried(name, root, entry.get("ci", [])),
         docs=_carried(name, root, entry.get("doc", [])),
-        remove=tuple(entry.get("remove", [])),
+        remove=_removed(entry.get("remove", []), sources),
         edits=tuple(_edit(name, one) for one in _tables(f"{name}: edit", entry.get("edit", []))),
         results=tuple(_result(name, one) for one in _tables(f"{name}: results", entry.get("results", []))),
         texts=texts,
@@ -202,6 +205,12 @@ def _matching(globs: Iterable[str], names: Sequence[str]) -> tuple[str, ...]:
         for name in names
         if any(fnmatchcase(name, one) for one in wanted) and not any(fnmatchcase(name, one) for one in barred)
     )
+
+
+def _removed(entries: Sequence[str], sources: Sources) -> tuple[str, ...]:
+    """What is removed: overlay removals that a glob takes, and upstream's files by their paths."""
+    ours = _matching(entries, [removal.path for removal in sources.overlay.removals])
+    return (*ours, *(one for one in entries if one not in ours and not GLOB.search(one)))
 
 
 def _symbol(name: str, text: str) -> Symbol | None:

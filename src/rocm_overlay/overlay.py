@@ -76,10 +76,7 @@ def load_overlay(folder: Path) -> Overlay:
         raise _bad("not valid TOML", seen=error) from None
 
     files = tuple(_file(folder, entry) for entry in _entries(data, "file"))
-    removals = tuple(
-        Removal(check_path(str(entry.get("path"))), str(entry.get("why", "")))
-        for entry in _entries(data, "remove")
-    )
+    removals = tuple(_removal(entry) for entry in _entries(data, "remove"))
     _check_complete(folder, files, removals)
     digest = hashlib.sha256(manifest.read_bytes())
     for file in sorted(files, key=lambda one: one.path):
@@ -96,14 +93,23 @@ def _entries(data: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return entries
 
 
-def _file(folder: Path, entry: dict[str, object]) -> OverlayFile:
-    path = str(entry.get("path"))
-    wanted = {"path": str, "kind": str, "why": str, "upstream": str, "symbols": list}
+def _removal(entry: dict[str, object]) -> Removal:
+    _check_fields(entry, {"path": str, "why": str})
+    return Removal(check_path(str(entry["path"])), str(entry["why"]))
+
+
+def _check_fields(entry: dict[str, object], wanted: dict[str, type]) -> None:
+    path = entry.get("path")
     for field, kind in wanted.items():
         if not isinstance(entry.get(field), kind) or (kind is str and not entry[field]):
             raise _bad(f"entry {path}: field {field}", seen=entry.get(field), wanted=kind.__name__)
     if unknown := set(entry) - set(wanted):
         raise _bad(f"entry {path}: unknown field", seen=", ".join(sorted(unknown)), wanted=", ".join(wanted))
+
+
+def _file(folder: Path, entry: dict[str, object]) -> OverlayFile:
+    path = str(entry.get("path"))
+    _check_fields(entry, {"path": str, "kind": str, "why": str, "upstream": str, "symbols": list})
     if entry["kind"] not in KINDS:
         raise _bad(f"entry {path}: kind", seen=entry["kind"], wanted=" or ".join(KINDS))
     try:

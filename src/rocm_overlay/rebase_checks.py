@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rocm_overlay import contracts
+from rocm_overlay.base_index import BaseIndex
 from rocm_overlay.contract_callers import find_misfits
 from rocm_overlay.contract_checks import FAKE_PLATFORM, check_by_import, write_current
 from rocm_overlay.install import verify
@@ -20,6 +21,7 @@ from rocm_overlay.plan import REMOVED, Sources
 from rocm_overlay.processes import run_bound
 from rocm_overlay.project import Project
 from rocm_overlay.rebase_report import Finding
+from rocm_overlay.removed_imports import Importer, find_importers
 from rocm_overlay.targets import Target
 from rocm_overlay.tree import build_tree
 
@@ -88,9 +90,14 @@ class Checks:
         return [Finding("contract", f"{len(recorded)} names of the base", f"{len(rows)} differ"), *rows]
 
     def _callers(self, repo: Project) -> list[Finding]:
-        misfits = find_misfits(Sources.load(repo), repo.tree)
-        return [
-            Finding("caller", f"{one.path}:{one.line}", f"{one.called}: {one.what}", True) for one in misfits
+        sources = Sources.load(repo)
+        misfits = [
+            Finding("caller", f"{one.path}:{one.line}", f"{one.called}: {one.what}", True)
+            for one in find_misfits(sources, repo.tree)
+        ]
+        return misfits + [
+            Finding("caller", f"{one.path}:{one.line}", f"imports {one.module}, which we remove", True)
+            for one in importers_of_removed(sources, repo.tree)
         ]
 
     def _contracts_by_import(self, repo: Project) -> list[Finding]:
@@ -149,6 +156,12 @@ class Checks:
         }
         command = [sys.executable, *arguments]
         return run_bound(command, cwd=repo.root, env=environment, text=True, capture_output=True, check=False)
+
+
+def importers_of_removed(sources: Sources, tree: Path) -> list[Importer]:
+    """What a laid tree still imports of the modules that we remove."""
+    paths = (path.relative_to(tree).as_posix() for path in (tree / "vllm").rglob("*.py"))
+    return find_importers(BaseIndex(tree), paths, [one.path for one in sources.overlay.removals])
 
 
 def modules_of(sources: Sources) -> list[str]:

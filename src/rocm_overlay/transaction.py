@@ -170,6 +170,16 @@ class Transaction:
                 self._step(f"move in {entry.path}")
                 _make_folders(target.parent)
                 (self.journal / "new" / entry.slot).rename(target)
+        for entry in entries:
+            if not entry.added:
+                self._remove_empty((self.root / entry.path).parent)
+
+    def _remove_empty(self, folder: Path) -> None:
+        """Remove a folder that holds nothing, and those above: it could still be imported, as a package."""
+        while folder != self.root and folder.is_dir() and not any(folder.iterdir()):
+            self._step(f"remove folder {folder.relative_to(self.root)}")
+            folder.rmdir()
+            folder = folder.parent
 
 
 def _make_folders(folder: Path) -> None:
@@ -213,6 +223,7 @@ def _read_journal(path: Path) -> tuple[list[_Entry], list[str]]:
 def _undo(root: Path, journal: Path, entry: _Entry) -> None:
     target, kept = root / entry.path, journal / "old" / entry.slot
     if kept.exists():
+        _make_folders(target.parent)
         kept.replace(target)
     elif not entry.existed:
         target.unlink(missing_ok=True)

@@ -60,6 +60,7 @@ name = "kernel"
 title = "[ROCm] Kernel"
 depends = ["gate"]
 files = ["vllm/amd/ours/*", "!*/theirs.py"]
+remove = ["vllm/amd/ol*", "tests/test_old.py"]
 merged_when = "never: recognised file by file"
 purpose = ["A kernel."]
 """
@@ -75,6 +76,7 @@ def test_each_file_and_patch_is_in_one_pull_request(tmp_path):
     gate, kernel = plan_of(tmp_path, ENTRY + KERNEL).pulls
     assert gate.files == ("vllm/amd/ops/__init__.py",) and gate.patches == ("0001-amd-gate.patch",)
     assert kernel.files == ("vllm/amd/ours/kernel.py",) and kernel.depends == ("gate",)
+    assert kernel.remove == ("vllm/amd/old.py", "tests/test_old.py")
 
 
 FAULTS = {
@@ -82,6 +84,11 @@ FAULTS = {
     "a patch in none": (
         (ENTRY + KERNEL).replace("*-gate.patch", "x"),
         "patch 0001-amd-gate.patch belongs to no",
+    ),
+    "a removal in none": ((ENTRY + KERNEL).replace("ol*", "x*"), "removal vllm/amd/old.py belongs to no"),
+    "a removal in two": (
+        ENTRY.replace("patches", 'remove = ["vllm/*"]\npatches') + KERNEL,
+        "removal vllm/amd/old.py belongs to more than one",
     ),
     "a file in two": (ENTRY + KERNEL.replace("ours/*", "*"), "belongs to more than one pull request"),
     "a dependency that comes later": (KERNEL + ENTRY, "depends on what does not stand before it"),

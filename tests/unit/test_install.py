@@ -14,7 +14,7 @@ import pytest
 
 from rocm_overlay import install
 from rocm_overlay.errors import CheckFailed, OverlayError
-from rocm_overlay.transaction import JOURNAL_DIR, undo_interrupted
+from rocm_overlay.transaction import JOURNAL_DIR, Transaction, Write, undo_interrupted
 from tests.tiny import OVERLAY, make_base, make_project, make_sources, snapshot, write_files
 
 COMPILED = "vllm/amd/__pycache__/rocm.cpython-312.pyc"
@@ -339,3 +339,32 @@ def test_verify_takes_less_than_two_seconds(sources, site):
     started = time.monotonic()
     install.verify(site)
     assert time.monotonic() - started < 2
+
+
+def test_a_folder_that_a_removal_empties_goes_and_comes_back_where_the_lay_fails(tmp_path):
+    """Python would import an empty folder as a package."""
+    files = {
+        "vllm/amd/old/deep/one.py": "",
+        "vllm/amd/old/deep/__pycache__/one.cpython-312.pyc": "",
+        "vllm/amd/old/two.py": "",
+        "vllm/amd/kept.py": "",
+    }
+    writes = [Write(path, None) for path in files if path.endswith(".py") and "old" in path]
+    names = []
+    Transaction(write_files(tmp_path / "whole", files), names.append).run(writes)
+    assert [path.name for path in (tmp_path / "whole/vllm/amd").iterdir()] == ["kept.py"]
+    assert [name for name in names if name.startswith("remove folder")] == [
+        f"remove folder vllm/amd/old{inner}" for inner in ("/deep/__pycache__", "/deep", "")
+    ]
+    site = write_files(tmp_path / "site", files)
+    before = sorted(path.relative_to(site) for path in site.rglob("*"))
+
+    for stop in names:
+
+        def step(name, stop=stop):
+            if name == stop:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            Transaction(site, step).run(writes)
+        assert sorted(path.relative_to(site) for path in site.rglob("*")) == before, stop

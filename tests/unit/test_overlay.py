@@ -42,6 +42,8 @@ def test_the_hash_follows_files_and_manifest(tmp_path):
         ('path = "vllm/amd/ours/kernel.py"', 'path = "/etc/passwd"', "outside the package"),
         ('path = "vllm/amd/ours/kernel.py"', 'path = "vllm/../x.py"', "outside the package"),
         ('path = "vllm/amd/old.py"', 'path = "vllm/amd/ops/__init__.py"', "two entries"),
+        ('why = "nothing uses it"\n', "", "entry vllm/amd/old.py: field why"),
+        ('why = "nothing uses it"\n', 'why = "w"\nkind = "new"\n', "old.py: unknown field"),
         ("[[file]]", "[[file", "not valid TOML"),
     ],
 )
