@@ -301,8 +301,8 @@ def _vllm_s(module: Any, layers: list[Any], ffn: bool, kernels: _Kernels) -> lis
 def _ours(module: Any, layers: list[Any], ffn: bool, kernels: _Kernels) -> list[Any]:
     from vllm.models.common.specialized_decode.decode import Launch, LayerPlan
 
-    # What lies between the interface and our launches is counted, too.
-    module.MonoDecode.open_kernels = lambda decode: module.OwnKernels(kernels, kernels)
+    opened = module.MonoKernels({Launch.WHOLE: kernels, Launch.PART: kernels})
+    module.MonoDecode.open_kernels = lambda decode: opened
     module.layer_weights = lambda layer, mono: None
     options = SimpleNamespace(specialized_decode="auto", specialized_decode_strict=False)
     config = _Box(kernel_config=options)

@@ -13,24 +13,16 @@ from types import MappingProxyType
 # Launches by name, and whether the routing is part of their kernel.
 FRONT, BACK, FFN = "attention_front", "attention_back_ffn", "ffn"
 KINDS = MappingProxyType({FRONT: False, BACK: True, FFN: True})
-LAUNCHES: Mapping[str, frozenset[str]] = MappingProxyType(
-    {"gfx950": frozenset({FRONT, BACK, FFN}), "gfx942": frozenset({FRONT, BACK, FFN})}
-)
-# Rows of the largest decode step, of our kernels and of the base's.
+# Rows of the largest decode step.
 MOST_ROWS: Mapping[str, int] = MappingProxyType({"gfx950": 48, "gfx942": 42})
-# Tensor parallel sizes that a server may have on an architecture, with our kernels or with the base's.
+# Tensor parallel sizes that a server may have.
 TP_SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType({"gfx950": (2, 4), "gfx942": (4,)})
 # The base's graph sizes up to its largest decode width: vllm/config/vllm.py, _set_cudagraph_sizes.
 SMALL_SIZES, SIZE_STEP = (1, 2, 4), 8
 
 
-def ours_serve(arch: str) -> bool:
-    """Whether a server on ``arch`` runs our kernels, which it does once every launch is there."""
-    return LAUNCHES.get(arch, frozenset()) >= set(KINDS)
-
-
 def tp_sizes(arch: str) -> tuple[int, ...]:
-    """Tensor parallel sizes of the kernels that serve on ``arch``; none where there are no kernels."""
+    """Tensor parallel sizes of the kernels of ``arch``; none where there are no kernels."""
     return TP_SIZES.get(arch, ())
 
 

@@ -8,17 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rocm_overlay.errors import OverlayError
-from rocm_overlay.kernel_arches import (
-    BACK,
-    FFN,
-    FRONT,
-    KINDS,
-    LAUNCHES,
-    MOST_ROWS,
-    ours_serve,
-    reachable_widths,
-    tp_sizes,
-)
+from rocm_overlay.kernel_arches import BACK, FFN, FRONT, KINDS, MOST_ROWS, reachable_widths, tp_sizes
 from rocm_overlay.recipe import Recipe
 from rocm_overlay.render import build_command
 from rocm_overlay.settings import read_settings
@@ -48,11 +38,11 @@ class Wanted:
 
 
 def of_recipe(recipe: Recipe, environ: dict[str, str] | None = None) -> set[Wanted]:
-    """The kernels that a recipe's server can reach; empty where it decodes without ours."""
+    """The kernels that a recipe's server can reach; empty where it decodes without them."""
     settings = read_settings(recipe, build_command(recipe), environ or {})
     shape = settings.shape
     arch = shape.architecture
-    if not shape.monokernel or not ours_serve(arch) or shape.tensor_parallel not in tp_sizes(arch):
+    if not shape.monokernel or shape.tensor_parallel not in tp_sizes(arch):
         return set()
     values = settings.command.values
     compilation = as_map(values, "compilation-config")
@@ -91,10 +81,8 @@ def of_recipes(recipes: Iterable[Recipe], arch: str) -> list[Wanted]:
 
 def every(arch: str) -> list[Wanted]:
     """Every kernel that there is for ``arch``."""
-    launches = LAUNCHES.get(arch)
-    if launches is None:
-        return []
-    return sorted(_of(arch, launches, tp_sizes(arch), (TARGET, DRAFT), range(1, MOST_ROWS[arch] + 1)))
+    widths = range(1, MOST_ROWS.get(arch, 0) + 1)
+    return sorted(_of(arch, KINDS, tp_sizes(arch), (TARGET, DRAFT), widths))
 
 
 FORM = "KERNEL:TP:EXPERTS:PICKS:ROWS"

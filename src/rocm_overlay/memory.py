@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rocm_overlay.kernel_arches import ours_serve, tp_sizes
+from rocm_overlay.kernel_arches import tp_sizes
 from rocm_overlay.kernel_memory import step_bytes, weight_bytes
 
 GIB = 1 << 30
@@ -23,9 +23,8 @@ REPLICATED_WEIGHTS_GIB = 17.2
 # Published: the Engram tables on the device, 47.2 GiB a rank at TP 4 and 94.4 at TP 2 (same source).
 ENGRAM_GIB = 188.8
 
-# Published: weights a rank on gfx942 at TP 4 with the kernels' copies, and without them (vLLM pull
-# request 60731, in the same source).
-GFX942_TP4_WITH_COPIES_GIB = 170.11
+# Published: weights a rank on gfx942 at TP 4 without the kernels (vLLM pull request 60731, in the same
+# source).
 GFX942_TP4_GIB = 98.88
 
 # Published: what TP 2 had left on a 192 GiB gfx942 card, Engram tables on the host, 4096 batched
@@ -116,7 +115,7 @@ class MemoryPlan:
             ("usable", _gib(self.usable), f"{shape.card_gib:g} GiB card x {shape.utilization:g}"),
             ("weights", _gib(-self.weights), f"published, TP {shape.tensor_parallel}"),
             ("weight copies of the kernels", _gib(-self.copies), copies_source(shape)),
-            ("steps of the kernels", _gib(-self.steps), "of our kernels, from their layouts"),
+            ("steps of the kernels", _gib(-self.steps), "from their layouts"),
             ("Engram tables", _gib(-self.engram), "on the host" if shape.engram_on_host else "published"),
             ("indexer buffer", _gib(-self.indexer), "modelled from the base's rule"),
             ("KV left", _gib(self.kv_left), "modelled; activations and graphs not counted"),
@@ -169,32 +168,26 @@ def _kernels_run(shape: ServerShape) -> bool:
 
 
 def copies_gib(shape: ServerShape) -> float:
-    """Weights that the kernels need beside vLLM's; below zero where vLLM holds less with them.
-
-    The base's gfx942 kernels keep a second copy of all; ours, of dense weights that vLLM widens."""
+    """Weights that the kernels need beside vLLM's, dense ones that vLLM widens; below zero where vLLM holds
+    less with them."""
     if not _kernels_run(shape):
         return 0.0
-    if ours_serve(shape.architecture):
-        widened = shape.widened_at_load
-        arch, ranks = shape.architecture, shape.tensor_parallel
-        return weight_bytes(arch, ranks, shape.drafts, widened_at_load=widened) / GIB
-    return GFX942_TP4_WITH_COPIES_GIB - GFX942_TP4_GIB
+    arch, ranks, widened = shape.architecture, shape.tensor_parallel, shape.widened_at_load
+    return weight_bytes(arch, ranks, shape.drafts, widened_at_load=widened) / GIB
 
 
 def copies_source(shape: ServerShape) -> str:
     """Where the figure of ``copies_gib`` comes from."""
     if not copies_gib(shape):
         return "none"
-    if not ours_serve(shape.architecture):
-        return "published, the base's kernels at TP 4"
     if shape.widened_at_load:
         return "dense weights alone, from the checkpoint's shapes"
     return "less than vLLM's bf16, from the checkpoint's shapes"
 
 
 def steps_gib(shape: ServerShape) -> float:
-    """Workspaces and symmetric memory of our kernels; what the base's take is not published."""
-    if not _kernels_run(shape) or not ours_serve(shape.architecture):
+    """Workspaces and symmetric memory of the kernels."""
+    if not _kernels_run(shape):
         return 0.0
     return step_bytes(shape.architecture, shape.tensor_parallel, shape.drafts) / GIB
 

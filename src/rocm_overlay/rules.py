@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rocm_overlay.kernel_arches import ours_serve, tp_sizes
+from rocm_overlay.kernel_arches import tp_sizes
 from rocm_overlay.machine import VISIBILITY, Gpu, visible_gpus
 from rocm_overlay.memory import GIB, FlagChange, ServerShape, changes_that_fit, changes_that_help, plan
 from rocm_overlay.recipe import Recipe
@@ -191,18 +191,14 @@ def _kernel_graphs(settings: Settings, off: Change) -> list[Fault]:
 
 
 def _experts(settings: Settings, off: Change) -> list[Fault]:
-    """The base's gfx942 kernels copy the experts before a backend converts them: any backend will do."""
-    architecture = settings.shape.architecture
-    wanted = settings.moe_backend in KERNEL_MOE_BACKENDS[architecture]
-    in_place = ours_serve(architecture)
+    wanted = settings.moe_backend in KERNEL_MOE_BACKENDS[settings.shape.architecture]
     why = "the kernels behind --monokernel read AITER's expert layout"
     found: list[Fault] = []
-    if in_place and not wanted:
+    if not wanted:
         change = Change(words=("--moe-backend", "aiter"))
         found.append(Fault("experts", "--moe-backend", why, settings.moe_backend, (change, off)))
-    if in_place or wanted:
-        for name, seen in settings.aiter_off.items():
-            found.append(Fault(name, name, why, seen, (Change(env=((name, "1"),)), off)))
+    for name, seen in settings.aiter_off.items():
+        found.append(Fault(name, name, why, seen, (Change(env=((name, "1"),)), off)))
     return found
 
 

@@ -297,9 +297,8 @@ def test_a_body_says_what_it_must(exported):
 def test_every_test_of_a_pull_request_is_run_by_its_own_command(exported):
     _, found = exported
     for one in found:
-        tests = [
-            path for path in one.paths if Path(path).name.startswith("test_") and path not in one.pull.remove
-        ]
+        upstreams = {*one.pull.remove, *(edit.path for edit in one.pull.edits)}
+        tests = [path for path in one.paths if Path(path).name.startswith("test_") and path not in upstreams]
         assert tests and one.pull.run
         roots = [word for command in one.pull.run for word in command.split() if word.startswith("tests/")]
         assert all(path.startswith(tuple(roots)) for path in tests), one.pull.name

@@ -47,22 +47,11 @@ def test_every_whole_decode_batch_of_a_recipe_has_a_kernel(name):
     assert {one.tp for one in found} == {2 if "tp2" in name else 4}
 
 
-def launches_of_gfx942(monkeypatch, launches):
-    monkeypatch.setattr(kernel_arches, "LAUNCHES", {**kernel_arches.LAUNCHES, "gfx942": frozenset(launches)})
-
-
 def without_kernels(recipe):
     return replace(recipe, args={**recipe.args, "monokernel": False})
 
 
-@pytest.mark.parametrize("missing", [FRONT, BACK, FFN])
-def test_an_architecture_that_lacks_a_launch_reaches_none(monkeypatch, missing):
-    launches_of_gfx942(monkeypatch, {FRONT, BACK, FFN} - {missing})
-    assert kernel_set.of_recipe(RECIPES["mi325x-tp4"]) == set(), "it decodes on the base's kernels"
-
-
-def test_every_whole_decode_batch_on_gfx942_has_a_kernel_once_all_launches_are_there(monkeypatch):
-    launches_of_gfx942(monkeypatch, {FRONT, BACK, FFN})
+def test_every_whole_decode_batch_on_gfx942_has_a_kernel():
     one = RECIPES["mi325x-tp4"]
     found = kernel_set.of_recipe(one)
     assert {wanted.tp for wanted in found} == {4} and {wanted.arch for wanted in found} == {"gfx942"}
@@ -73,8 +62,7 @@ def test_every_whole_decode_batch_on_gfx942_has_a_kernel_once_all_launches_are_t
         assert max(rows) == 42
 
 
-def test_a_recipe_without_the_kernels_reaches_none(monkeypatch):
-    launches_of_gfx942(monkeypatch, {FRONT, BACK, FFN})
+def test_a_recipe_without_the_kernels_reaches_none():
     for name in ("mi325x-tp4", "mi355x-tp4"):
         assert kernel_set.of_recipe(without_kernels(RECIPES[name])) == set()
 
@@ -86,7 +74,7 @@ def test_captured_sizes_that_a_server_names_are_the_ones():
 
 
 def test_the_set_of_all_recipes_holds_each_of_them_once():
-    whole = [one for arch in kernel_arches.LAUNCHES for one in kernel_set.of_recipes(RECIPES.values(), arch)]
+    whole = [one for arch in kernel_arches.TP_SIZES for one in kernel_set.of_recipes(RECIPES.values(), arch)]
     assert len(whole) == len(set(whole))
     assert set(whole) == set().union(*map(kernel_set.of_recipe, RECIPES.values()))
 
@@ -98,20 +86,16 @@ def test_every_kernel_is_what_the_launch_says_it_does():
 
     assert {kind: what.routed for kind, what in builds.KINDS.items()} == kernel_arches.KINDS
     there = builds.ARCHITECTURES
-    assert {arch: one.launches for arch, one in there.items()} == kernel_arches.LAUNCHES
     assert {arch: one.max_rows for arch, one in there.items()} == kernel_arches.MOST_ROWS
     assert {arch: tuple(sorted(one.tp_sizes)) for arch, one in there.items()} == kernel_arches.TP_SIZES
     for arch, one in there.items():
-        assert builds.takes_launches(arch) == kernel_arches.ours_serve(arch)
         every = kernel_set.every(arch)
         geometries = [g for g in builds.every_geometry() if g.rows <= one.max_rows and g.tp in one.tp_sizes]
-        for kind in one.launches - {FRONT}:
+        for kind in {BACK, FFN}:
             ours = {(w.tp, w.experts, w.picks, w.rows) for w in every if w.kernel == kind}
             assert ours == {(g.tp, g.experts, g.picks, g.rows) for g in geometries}
         fronts = [(w.tp, w.rows) for w in every if w.kernel == FRONT]
-        assert sorted(fronts) == (
-            sorted({(g.tp, g.rows) for g in geometries}) if FRONT in one.launches else []
-        )
+        assert sorted(fronts) == sorted({(g.tp, g.rows) for g in geometries})
 
 
 def test_the_host_s_table_says_how_each_instruction_set_reads_the_experts():
@@ -180,19 +164,14 @@ def test_a_recipe_whose_cache_whole_layers_do_not_read_reaches_the_ffn_launch():
 
 
 @pytest.mark.parametrize(
-    ("arch", "launches", "said"),
+    ("arch", "said"),
     [
-        ("gfx90a", {FFN}, "no mono kernels of ours for gfx90a (there are some for gfx950, gfx942)"),
-        (
-            "gfx942",
-            {FFN},
-            "for gfx942, which lack attention_back_ffn, attention_front (--every or",
-        ),
+        ("gfx90a", "no mono kernels for gfx90a (there are some for gfx950, gfx942)"),
+        ("gfx942", "no recipe for gfx942 decodes on the mono kernels"),
     ],
 )
-def test_why_there_is_nothing_to_compile_is_said(capsys, monkeypatch, arch, launches, said):
-    launches_of_gfx942(monkeypatch, launches)
-    monkeypatch.setattr(kernels, "LAUNCHES", kernel_arches.LAUNCHES)
+def test_why_there_is_nothing_to_compile_is_said(capsys, monkeypatch, arch, said):
+    monkeypatch.setattr(recipe, "load_all", lambda folder: list(map(without_kernels, RECIPES.values())))
     parser = argparse.ArgumentParser()
     kernels.register(parser.add_subparsers())
     given = parser.parse_args(["kernels", "--arch", arch])

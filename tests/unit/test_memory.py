@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from rocm_overlay import kernel_arches
 from rocm_overlay.memory import (
     HEAD_ROOM_GIB,
     FlagChange,
@@ -43,17 +42,11 @@ MI300X_TP4 = replace(
     engram_on_host=True,
     monokernel=False,
 )
+ON_MI300X = replace(MI300X_TP4, monokernel=True)
 
 
 def smallest_change(shape: ServerShape) -> FlagChange:
     return changes_that_fit(shape)[0]
-
-
-@pytest.fixture(autouse=True)
-def the_base_s_kernels_on_gfx942(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever launches of ours there are for it."""
-    base = {**kernel_arches.LAUNCHES, "gfx942": frozenset({kernel_arches.FFN})}
-    monkeypatch.setattr(kernel_arches, "LAUNCHES", base)
 
 
 @pytest.mark.parametrize(("ranks", "published"), [(2, 145), (4, 81)])
@@ -78,15 +71,6 @@ def test_the_base_bounds_the_indexers_buffer_by_the_rows_of_a_decode_step() -> N
     assert plan(MI355X_TP4).indexer == 6
     # With more rows than tokens the published figure holds.
     assert plan(replace(MI355X_TP4, max_num_batched_tokens=8192, max_num_seqs=2048)).indexer == 16
-
-
-def test_weights_with_the_kernels_copies_on_gfx942() -> None:
-    with_copies = plan(replace(MI300X_TP4, monokernel=True))
-    assert with_copies.weights == pytest.approx(98.88)
-    assert with_copies.weights + with_copies.copies == pytest.approx(170.11)
-    # Beside them a 192 GiB card has 2.7 GiB at 0.9.
-    assert with_copies.usable - 170.11 == pytest.approx(2.7, abs=0.05)
-    assert not with_copies.fits
 
 
 def test_gfx950_keeps_no_copies() -> None:
@@ -123,7 +107,6 @@ def test_two_ranks_fit_on_288_gib_with_the_tables_on_the_host_only() -> None:
     [
         ({"utilization": 0.3, "engram_on_host": True}, "--gpu-memory-utilization"),
         ({"card_gib": 144}, "--engram-config"),
-        ({"architecture": "gfx942", "card_gib": 176, "engram_on_host": True}, "--monokernel"),
         ({"card_gib": 100, "max_num_seqs": 8192, "engram_on_host": True}, "--max-model-len"),
         ({"card_gib": 150, "tensor_parallel": 2, "engram_on_host": True}, "--tensor-parallel-size"),
     ],
@@ -137,8 +120,8 @@ def test_the_smallest_change_is_one_flag_that_makes_it_fit(changes: dict[str, fl
 
 
 def test_a_change_is_advised_only_with_head_room() -> None:
-    # The kernels' copies on a 192 GiB card: what is advised leaves room for activations.
-    changes = changes_that_fit(replace(MI300X_TP4, monokernel=True))
+    # On a small card: what is advised leaves room for activations.
+    changes = changes_that_fit(replace(ON_MI300X, card_gib=128))
     assert changes
     for change in changes:
         planned = plan(change.shape)
@@ -165,18 +148,7 @@ def test_the_plans_rows_add_up() -> None:
     assert left == pytest.approx(rows["KV left"], abs=0.2) and rows["steps of the kernels"] < 0
 
 
-@pytest.fixture
-def every_launch_on_gfx942(the_base_s_kernels_on_gfx942: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        kernel_arches, "LAUNCHES", {**kernel_arches.LAUNCHES, "gfx942": frozenset(kernel_arches.KINDS)}
-    )
-
-
-ON_MI300X = replace(MI300X_TP4, monokernel=True)
-
-
-@pytest.mark.usefixtures("every_launch_on_gfx942")
-def test_our_kernels_on_gfx942_leave_a_192_gib_card_what_it_had() -> None:
+def test_the_kernels_on_gfx942_leave_a_192_gib_card_what_it_had() -> None:
     without, with_ours = plan(MI300X_TP4), plan(ON_MI300X)
     assert without.kernels == 0 and with_ours.weights == without.weights
     assert 0 < with_ours.kernels <= 4, "the target at TP 4, a rank"
@@ -187,23 +159,11 @@ def test_our_kernels_on_gfx942_leave_a_192_gib_card_what_it_had() -> None:
     ]
 
 
-@pytest.mark.usefixtures("every_launch_on_gfx942")
 def test_one_copy_of_the_dense_weights_is_less_than_vllm_holds_without_the_kernels() -> None:
     assert plan(replace(ON_MI300X, widened_at_load=False)).kernels < 0
 
 
-@pytest.mark.usefixtures("every_launch_on_gfx942")
 def test_kernels_are_advised_off_only_where_they_take_memory() -> None:
     for widened in (True, False):
         flags = {change.flag for change in changes_that_help(replace(ON_MI300X, widened_at_load=widened))}
         assert ("--monokernel" in flags) is widened
-
-
-def test_the_base_s_kernels_copy_as_long_as_a_launch_of_ours_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for missing in kernel_arches.KINDS:
-        there = frozenset(kernel_arches.KINDS) - {missing}
-        monkeypatch.setattr(kernel_arches, "LAUNCHES", {**kernel_arches.LAUNCHES, "gfx942": there})
-        assert plan(ON_MI300X).copies == pytest.approx(71.23) and plan(ON_MI300X).steps == 0
-        assert plan(replace(ON_MI300X, tensor_parallel=2)).kernels == 0, "they do not run at TP 2"

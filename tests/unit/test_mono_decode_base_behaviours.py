@@ -17,6 +17,7 @@ from rocm_overlay.project import Project
 BASE_TESTS = Project.find().base / "tests" / "models" / "test_dsv41_mono_decode.py"
 HERE = Path(__file__).parent
 STEP, STARTUP, HELPERS = "test_mono_decode_step", "test_mono_decode_startup", "test_mono_decode_helpers"
+CDNA3 = "test_mono_decode_cdna3"
 
 # The base's test, then ours as (file, test).
 BEHAVIOURS = {
@@ -30,7 +31,7 @@ BEHAVIOURS = {
     ],
     "test_draft_layer_runs_mono_on_its_own_runner": [
         (STEP, "test_a_draft_layer_runs_whole_on_kernels_of_its_own"),
-        (STARTUP, "test_draft_layers_run_whole_on_cdna4_with_kernels_of_their_own"),
+        (STARTUP, "test_draft_layers_run_whole_with_kernels_of_their_own"),
     ],
     "test_draft_first_layer_takes_the_broadcast_embedding": [
         (STEP, "test_the_first_draft_layer_starts_from_the_broadcast_embedding")
@@ -53,7 +54,10 @@ BEHAVIOURS = {
         (STARTUP, "test_the_option_is_recorded_for_the_decode_helpers")
     ],
     "test_opt_in_outside_the_kernels_cdna_raises": [(STARTUP, "test_each_reason_alone_refuses")],
-    "test_opt_in_with_another_arch_for_flydsl_raises": [(STARTUP, "test_each_reason_alone_refuses")],
+    # Ours differs: a kernel is compiled for the GPU, whatever the variable ARCH says.
+    "test_opt_in_with_another_arch_for_flydsl_raises": [
+        ("test_kernel_cache", "test_a_kernel_is_compiled_for_its_gpu_whatever_the_environment_which_stays")
+    ],
     "test_opt_in_outside_the_kernels_moe_raises": [
         (STARTUP, "test_each_reason_alone_refuses"),
         (STARTUP, "test_all_reasons_refuse_at_once"),
@@ -61,20 +65,22 @@ BEHAVIOURS = {
     "test_gfx942_decode_steps_of_up_to_42_rows": [(STEP, "test_steps_up_to_the_generation_s_row_limit")],
     "test_gfx942_layers": [
         (STARTUP, "test_what_the_kernels_run_of_a_layer"),
-        (STARTUP, "test_draft_layers_run_the_ffn_launch_on_cdna3_with_the_target_s_kernels"),
-        (STEP, "test_a_draft_s_ffn_launch_picks_as_the_draft_does"),
+        (STARTUP, "test_draft_layers_run_whole_with_kernels_of_their_own"),
     ],
     # Ours differs: the user asked for kernels that the GPU does not have at this size, which is an error.
     "test_gfx942_tp2_runs_vllm_path": [
         (STARTUP, "test_each_gpu_runs_at_the_tensor_parallel_sizes_of_its_kernels"),
         (STARTUP, "test_each_reason_alone_refuses"),
     ],
-    "test_gfx942_takes_any_moe_backend": [(STARTUP, "test_cdna3_takes_any_moe_backend")],
+    # Ours differ: they read the experts where one backend leaves them, and vLLM's own dense bytes.
+    "test_gfx942_takes_any_moe_backend": [(CDNA3, "test_experts_of_another_layout_are_refused")],
     "test_gfx942_copies_dense_linears_at_load": [
-        (STARTUP, "test_cdna3_copies_what_its_kernels_read_when_vllm_processes_it")
+        (CDNA3, "test_dense_bytes_are_kept_without_negative_zero_and_vllm_s_values_stay"),
+        (CDNA3, "test_experts_are_read_where_the_backend_left_them"),
     ],
     "test_gfx942_reload_writes_the_copies_in_place": [
-        (STARTUP, "test_cdna3_reload_writes_the_copies_in_place")
+        (CDNA3, "test_a_reload_is_written_to_the_addresses_of_the_first_and_cleaned"),
+        (CDNA3, "test_a_reload_of_experts_keeps_the_first_memory_for_the_kernels_and_for_vllm"),
     ],
     "test_gfx942_indexer_runs_vllm_op_off_decode_steps": [
         (HELPERS, "test_only_decode_steps_leave_vllm_s_indexer")

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CDNA3 with every launch of ours: what is kept of the weights at load, through vLLM's own processing and
-reloads, and that one missing launch leaves the base's kernels."""
+"""CDNA3: what is kept of the weights at load, through vLLM's own processing and reloads."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,81 +34,47 @@ from vllm.models.common.specialized_decode.spec import SpecializedDecodeError  #
 from vllm.models.common.specialized_decode.weights import KeptAtLoad  # isort: skip
 from vllm.models.deepseek_v41.amd import mono_decode, mono_decode_cdna3 as cdna3  # isort: skip
 from vllm.models.deepseek_v41.amd import mono_decode_weights as weights  # isort: skip
-from vllm.models.deepseek_v41.amd.mono import builds, ffn_launch, layer_launch  # isort: skip
+from vllm.models.deepseek_v41.amd.mono import ffn_launch, layer_launch  # isort: skip
 from vllm.models.deepseek_v41.amd.mono.geometry import FfnGeometry  # isort: skip
 from vllm.models.deepseek_v41.amd.mono_decode import MonoDecodeLayer  # isort: skip
-from vllm.models.deepseek_v41.amd.mono_decode_spec import CDNA3, generations  # isort: skip
 from vllm.v1.attention.ops import rocm_aiter_mla_sparse  # isort: skip
 
-EVERY_LAUNCH = frozenset(builds.KINDS)
 WIDENING = "VLLM_MXFP8_EMULATION_DEQUANT_AT_LOAD"
 N, K = 64, 96
 
 
-def launches(monkeypatch: pytest.MonkeyPatch, there: frozenset[str]) -> None:
-    """Have gfx942 have these launches."""
-    monkeypatch.setitem(
-        builds.ARCHITECTURES, "gfx942", replace(builds.ARCHITECTURES["gfx942"], launches=there)
-    )
-
-
 @pytest.fixture
-def mi300(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def mi300(gpu: Any) -> None:  # noqa: F811
     gpu(cdna=3)
-    launches(monkeypatch, EVERY_LAUNCH)
 
 
-def on_triton(layer: Any) -> Any:
-    layer.ffn.experts.routed_experts.quant_method.mxfp4_backend = Mxfp4MoeBackend.AITER_TRITON_MXFP4_BF16
-    return layer
-
-
-# ---- which kernels serve
-@pytest.mark.parametrize("missing", sorted(EVERY_LAUNCH))
-def test_a_missing_launch_leaves_the_base_s_kernels(
-    gpu: Any,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    missing: str,
-) -> None:
-    launches(monkeypatch, EVERY_LAUNCH - {missing})
-    gpu(cdna=3)
-    seen = generations()[CDNA3]
-    assert seen.reads_copies and not seen.own_kernels and seen.tp_sizes == {4}
-    mono = MonoDecodeLayer.create(with_backend(Mxfp4MoeBackend.TRITON), deployment())
-    assert mono is not None and mono.copies and not mono.kept
-    opened: list[Any] = []
-    monkeypatch.setattr(mono_decode, "_open_kernels", opened.append)
-    mono.decode.open_kernels()
-    assert opened == [mono.decode.build]
+# ---- what runs
 
 
 @pytest.mark.usefixtures("mi300")
-def test_every_launch_makes_them_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    mono = MonoDecodeLayer.create(on_triton(decoder_layer()), deployment())
-    assert mono is not None and not mono.copies
-    linears = {*weights.ATTENTION_LINEARS.values(), *weights.SHARED_EXPERT.values()}
+def test_a_whole_layer_keeps_all_that_vllm_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    mono = MonoDecodeLayer.create(decoder_layer(), deployment())
+    assert mono is not None
+    linears = {*weights.ATTENTION_HALF.linears.values(), *weights.FFN_HALF.linears.values()}
     assert set(mono.kept) == linears | {weights.EXPERTS}
     assert mono.decode.max_rows == 42 and mono.unfolded_entry
     monkeypatch.setattr(mono_decode, "_open_whole", lambda build, layers: (build, layers))
-    kernels: Any = mono.decode.open_kernels()
-    assert isinstance(kernels, mono_decode.OwnKernels) and kernels._whole == (
-        mono.decode.build,
-        ("layers.21.window",),
-    )
+    opened = mono.decode.open_kernels().launches
+    assert opened == {Launch.WHOLE: (mono.decode.build, ("layers.21.window",))}
 
 
 @pytest.mark.usefixtures("mi300")
-def test_ours_run_drafts_whole_and_refuse_tp_2() -> None:
-    drafting = MonoDecodeLayer.create(on_triton(draft_layer()), with_drafts(deployment()))
+def test_drafts_run_whole_and_tp_2_is_refused() -> None:
+    drafting = MonoDecodeLayer.create(draft_layer(), with_drafts(deployment()))
     assert drafting is not None and drafting.plan.launch is Launch.WHOLE
     assert drafting.decode.build == mono_decode.KernelBuild(4, DRAFT_ROUTING, 192)
     with pytest.raises(SpecializedDecodeError, match="tensor parallel size: 2, wanted 4 on CDNA3"):
-        MonoDecodeLayer.create(on_triton(draft_layer()), with_drafts(deployment(tensor_parallel_size=2)))
+        MonoDecodeLayer.create(draft_layer(), with_drafts(deployment(tensor_parallel_size=2)))
 
 
 @pytest.mark.usefixtures("mi300")
 @pytest.mark.parametrize("backend", [Mxfp4MoeBackend.TRITON_UNFUSED, Mxfp4MoeBackend.AITER_MXFP4_BF16])
-def test_ours_refuse_experts_of_another_layout(backend: Mxfp4MoeBackend) -> None:
+def test_experts_of_another_layout_are_refused(backend: Mxfp4MoeBackend) -> None:
     wanted = (
         rf"MoE backend: {backend}, wanted AITER_TRITON_MXFP4_BF16 \(--moe-backend aiter, with VLLM_ROCM_USE"
     )
@@ -118,35 +83,17 @@ def test_ours_refuse_experts_of_another_layout(backend: Mxfp4MoeBackend) -> None
 
 
 @pytest.mark.parametrize("cdna", [3, 4])
-def test_our_kernels_widths_of_captured_graphs_are_known_ahead(
-    gpu: Any,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    cdna: int,
-) -> None:
+def test_the_widths_of_captured_graphs_are_known_ahead(gpu: Any, cdna: int) -> None:  # noqa: F811
     """Each captured size, and those of whole requests of the target (6 rows) and of the draft (5)."""
     gpu(cdna=cdna)
-    launches(monkeypatch, EVERY_LAUNCH)
     config = with_drafts(deployment())
-    layer = decoder_layer() if cdna == 4 else on_triton(decoder_layer())
-    mono = MonoDecodeLayer.create(layer, config)
+    mono = MonoDecodeLayer.create(decoder_layer(), config)
     assert mono is not None and mono.decode.widths_ahead() == [], "no graph is captured"
     config.compilation_config.cudagraph_capture_sizes = [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 768]
     wanted = [1, 2, 4, 5, 6, 8, 10, 12, 16, 18, 20, 24, 25, 32, 35, 36, 40, 42, 48]
     assert mono.decode.widths_ahead() == [rows for rows in wanted if rows <= (48 if cdna == 4 else 42)]
     config.speculative_config = None
     assert mono.decode.widths_ahead() == [1, 2, 4, 8, 16, 24, 32, 40, 48][: 9 if cdna == 4 else 8]
-
-
-def test_the_base_s_kernels_are_opened_by_their_first_step(
-    gpu: Any,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gpu(cdna=3)
-    launches(monkeypatch, frozenset())
-    config = deployment()
-    config.compilation_config.cudagraph_capture_sizes = [8]
-    mono = MonoDecodeLayer.create(decoder_layer(), config)
-    assert mono is not None and mono.decode.widths_ahead() == []
 
 
 # ---- dense linears, through vLLM's emulation and its reload
@@ -452,24 +399,17 @@ def put(root: Any, path: str, tensor: torch.Tensor) -> None:
 
 def whole_layer(tp: int) -> MonoDecodeLayer:
     """A layer with all weights as vLLM and ``KeptAtLoad`` have them, without their memory."""
-    layer = on_triton(decoder_layer())
+    layer = decoder_layer()
     mono = MonoDecodeLayer.create(layer, deployment(tensor_parallel_size=tp))
     assert mono is not None
     shapes = layer_launch.expected(tp) | {"sink": ((64,), torch.float32), "cos_sin": ((9, 64), torch.float32)}
     attention = {name: torch.empty(s, dtype=d, device="meta") for name, (s, d) in shapes.items()}
     ffn = handed(tp).tensors()
-    for half, names, tensors in (
-        (weights.ATTENTION_HALF, weights.ATTENTION_NAMES, attention),
-        (weights.FFN_HALF, weights.FFN_NAMES, ffn),
-    ):
+    for half, tensors in ((weights.ATTENTION_HALF, attention), (weights.FFN_HALF, ffn)):
         for name, path in half.places.items():
-            if name in names:
-                put(layer, path, tensors[names[name]])
-        for (weight, scale), path in half.linears.items():
-            found = {"weight": tensors[names[weight]], "weight_scale": tensors[names[scale]]}
-            mono.kept[path]._kept = found
-    experts = weights.EXPERT_TENSORS.items()
-    mono.kept[weights.EXPERTS]._kept = {leaf: ffn[weights.FFN_NAMES[name]] for name, leaf in experts}
+            put(layer, path, tensors[name])
+        for path, own in half.processed.items():
+            mono.kept[path]._kept = {leaf: tensors[name] for name, leaf in own.items()}
     mono._layer = lambda: layer  # type: ignore[assignment,method-assign]
     return mono
 
@@ -503,9 +443,7 @@ def test_experts_of_the_other_generation_s_layout_are_refused() -> None:
     other = ffn_launch.expected(FfnGeometry(1, 4))
     mono.kept[weights.EXPERTS]._kept = {
         leaf: torch.empty(other[name][0], dtype=other[name][1], device="meta")
-        for name, leaf in zip(
-            ("w13", "w13_scale", "w2", "w2_scale"), weights.EXPERT_TENSORS.values(), strict=True
-        )
+        for name, leaf in weights.FFN_HALF.experts.items()
     }
     with pytest.raises(ValueError, match=r"w13 has shape .*1280, 2560.* wanted .*1536, 2560.*w2_scale has "):
         mono.take_weights()

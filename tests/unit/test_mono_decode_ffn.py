@@ -11,29 +11,18 @@ import torch
 
 from tests.unit.test_mono_decode_startup import decoder_layer, gpu, with_drafts  # noqa: F401
 from tests.unit.test_mono_decode_step import metadata, opened, run, served, whole_layer  # noqa: F401
-from tests.unit.test_mono_decode_weights import loaded
+from tests.unit.test_mono_decode_weights import FFN_PLACES, loaded
 from tests.unit.test_specialized_decode_tree import deployment
 
 from vllm.models.common.specialized_decode import fail_stop  # isort: skip
+from vllm.models.common.specialized_decode.decode import Launch  # isort: skip
 from vllm.models.deepseek_v41.amd import mono_decode, mono_decode_weights  # isort: skip
 from vllm.models.deepseek_v41.amd.mono import ffn_launch  # isort: skip
 from vllm.models.deepseek_v41.amd.mono.geometry import FfnGeometry  # isort: skip
-from vllm.models.deepseek_v41.amd.mono_decode import MonoDecodeLayer, OwnKernels  # isort: skip
+from vllm.models.deepseek_v41.amd.mono_decode import MonoDecodeLayer  # isort: skip
 
 # A cache that the whole-layer kernels do not read: the layer's attention is vLLM's.
 FFN_ONLY = {"kv_cache_dtype": "auto"}
-PLACES = {
-    "mix_projection": "hc_ffn_fn", "mix_scale": "hc_ffn_scale", "mix_base": "hc_ffn_base",
-    "norm_weight": "ffn_norm.weight", "gate_weight": "ffn.gate.weight",
-    "gate_bias": "ffn.gate.e_score_correction_bias",
-    "w13": "ffn.experts.routed_experts.w13_weight",
-    "w13_scale": "ffn.experts.routed_experts.w13_weight_scale",
-    "w2": "ffn.experts.routed_experts.w2_weight", "w2_scale": "ffn.experts.routed_experts.w2_weight_scale",
-    "shared_w13": "ffn.shared_experts.gate_up_proj.weight",
-    "shared_w13_scale": "ffn.shared_experts.gate_up_proj.weight_scale",
-    "shared_w2": "ffn.shared_experts.down_proj.weight",
-    "shared_w2_scale": "ffn.shared_experts.down_proj.weight_scale",
-}  # fmt: skip
 
 
 def layers(*made: Any) -> list[tuple[Any, MonoDecodeLayer]]:
@@ -55,27 +44,17 @@ def test_a_launch_is_opened_for_the_layers_that_take_it(opened: list[Any]) -> No
 
 
 @pytest.mark.parametrize(
-    ("changes", "missing"), [(FFN_ONLY, "a whole layer"), ({}, "the FFN launch")], ids=["part", "whole"]
+    ("changes", "launch"), [(FFN_ONLY, Launch.PART), ({}, Launch.WHOLE)], ids=["part", "whole"]
 )
 def test_a_launch_that_no_layer_takes_is_not_opened(
     opened: list[Any],  # noqa: F811
     changes: dict[str, Any],
-    missing: str,
+    launch: Launch,
 ) -> None:
     ((layer, mono),) = layers(decoder_layer(21, **changes))
     run(layer, mono, metadata(layer))
-    kernels = mono.decode.kernels
-    assert len(opened) == 1 and opened[0].layers and isinstance(kernels, OwnKernels)
-    with pytest.raises(RuntimeError, match=f"{missing} was asked for"):
-        kernels.forward(None, *[None] * 11) if changes else kernels.ffn(None, topk=6)
-
-
-def test_cdna3_keeps_the_bases_kernels(gpu: Any, opened: list[Any]) -> None:  # noqa: F811
-    gpu(cdna=3)
-    (part, part_mono), (whole, whole_mono) = layers(decoder_layer(21, **FFN_ONLY), decoder_layer(22))
-    step = metadata(whole) | metadata(part)
-    assert run(part, part_mono, step) == ("ffn",) and run(whole, whole_mono, step) == ("whole",)
-    assert len(opened) == 1 and not hasattr(opened[0], "layers")
+    assert mono.decode.kernels.launches == {launch: opened[0]} and len(opened) == 1
+    assert opened[0].layers == (mono.plan.name,)
 
 
 def test_the_layers_of_a_step_are_in_the_order_that_they_launch_in(opened: list[Any]) -> None:  # noqa: F811
@@ -101,7 +80,7 @@ def test_each_weight_is_taken_from_its_place_and_checked(gpu: Any, monkeypatch: 
     assert mono is not None and layer is not None
     mono.take_weights()
     tags = {name: tensor.tag for name, tensor in mono.weights.tensors().items()}
-    assert tags == PLACES and mono.weights.layer == mono.plan.name
+    assert tags == FFN_PLACES and mono.weights.layer == mono.plan.name
     assert checked == [(4, 384, 6, "aiter_shuffle")]
 
 
@@ -130,7 +109,7 @@ def test_missing_and_misshapen_weights_are_named_before_the_kernels_are_opened(g
 
 
 def test_every_weight_of_the_kernel_has_a_place() -> None:
-    assert set(mono_decode_weights.FFN_NAMES.values()) == set(ffn_launch.expected(FfnGeometry(1, 4)))
+    assert set(mono_decode_weights.FFN_HALF.in_place) == set(ffn_launch.expected(FfnGeometry(1, 4)))
 
 
 def test_ours_is_opened_for_this_rank_and_its_failures_are_looked_for(

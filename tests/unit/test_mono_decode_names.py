@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's own GPU tests of the mono decode reach into our module: what they name there exists and answers.
+"""vLLM's own GPU test of the layers reaches into our module: what it names there exists and answers.
 
-They need GPUs, so they run on none of our machines; the parts of them that read the module run here.
+It needs GPUs, so it runs on none of our machines; the parts of it that read the module run here.
 """
 
 from __future__ import annotations
@@ -12,19 +12,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from rocm_overlay.project import Project
-from tests.unit.test_mono_decode_startup import decoder_layer, gpu, linear  # noqa: F401
+from tests.unit.test_mono_decode_startup import decoder_layer, gpu  # noqa: F401
 from tests.unit.test_mono_decode_step import ROWS, created, metadata, opened, run  # noqa: F401
 from tests.unit.test_specialized_decode_tree import deployment
 
 from vllm.models.deepseek_v41.amd import mono_decode  # isort: skip
 
-FILES = [
-    Project.find().base / "tests" / "models" / f"test_dsv41_mono_{name}.py" for name in ("layers", "numerics")
-]
-LAYERS = FILES[0]
+LAYERS = Project.find().base / "tests" / "models" / "test_dsv41_mono_layers.py"
 
 
 def named(file: Any) -> set[str]:
@@ -36,35 +32,15 @@ def named(file: Any) -> set[str]:
     }
 
 
-def test_every_name_that_the_base_s_gpu_tests_read_exists(gpu: Any) -> None:  # noqa: F811
-    wanted = set().union(*map(named, FILES))
-    assert len(wanted) == 5
-    missing = {name for name in wanted if not hasattr(mono_decode, name)}
-    assert not missing
+def test_every_name_that_the_base_s_gpu_test_reads_exists(gpu: Any) -> None:  # noqa: F811
+    wanted = named(LAYERS)
+    assert wanted == {"ATTN_LINEARS_942", "_runner"}
+    assert all(hasattr(mono_decode, name) for name in wanted)
     assert not hasattr(mono_decode, "_runners"), "a name that nobody promised"
 
 
-def test_the_names_mean_what_the_base_s_tests_take_them_for() -> None:
+def test_the_name_means_what_the_base_s_test_takes_it_for() -> None:
     assert mono_decode.ATTN_LINEARS_942 == ("fused_wqa_wkv", "wq_b", "wo_a", "wo_b")
-    assert mono_decode.INTER_TP4 == 2304 // 4
-
-
-def test_the_base_s_copy_hooks_leave_the_copies_on_the_module(gpu: Any) -> None:  # noqa: F811
-    gpu.stand_in(
-        "weights942",
-        linear_copy=lambda weight, scale: (weight, scale),
-        moe_copies=lambda *tensors: tensors[:4],
-    )
-    dense, experts = linear(), linear()
-    names = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
-    for name in names:
-        setattr(experts, name, torch.zeros(2, dtype=torch.uint8))
-    mono_decode._copy_linear_at_load(dense)
-    mono_decode._capture_plain_experts(experts)
-    for module in (dense, experts):
-        module.quant_method.process_weights_after_loading(module)
-    assert dense.mono942 == (dense.weight, dense.weight_scale)
-    assert all(one is experts.__dict__[name] for one, name in zip(experts.mono942, names, strict=True))
 
 
 def probe() -> Any:

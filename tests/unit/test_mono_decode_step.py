@@ -31,77 +31,48 @@ TARGET_WIDTH, DRAFT_WIDTH = 128, 192
 
 
 class Recorder:
-    """Kernels that keep what they were called with."""
+    """A launch that keeps what it was called with."""
 
-    def __init__(self, build: mono_decode.KernelBuild) -> None:
-        self.build = build
+    def __init__(self, build: mono_decode.KernelBuild, layers: tuple[str, ...]) -> None:
+        self.build, self.layers = build, layers
         self.widths: list[int] = []
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
-    def scratch(self, tokens: int) -> torch.Tensor:
-        self.widths.append(tokens)
-        return torch.zeros(1)
+    def prepare(self, rows: int) -> None:
+        self.widths.append(rows)
 
-    def first_pre_mix(self, tokens: int) -> torch.Tensor:
-        return torch.eye(STREAMS)[:1].expand(tokens, -1).contiguous()
 
-    def forward(self, weights: Any, *inputs: Any, **options: Any) -> tuple[str]:
-        self.calls.append(("whole", inputs, options))
-        return ("whole",)
-
-    def ffn(self, weights: Any, *inputs: Any, **options: Any) -> tuple[str]:
+class FfnRecorder(Recorder):
+    def __call__(self, weights: Any, *inputs: Any, **options: Any) -> tuple[str]:
         self.calls.append(("ffn", inputs, options))
         return ("ffn",)
 
 
-class OwnRecorder(Recorder):
-    """A launch of ours: it knows its layers, and its memory is made beforehand."""
+class WholeRecorder(Recorder):
+    def first_pre_mix(self, rows: int) -> torch.Tensor:
+        return torch.eye(STREAMS)[:1].expand(rows, -1).contiguous()
 
-    def __init__(self, build: mono_decode.KernelBuild, layers: tuple[str, ...]) -> None:
-        super().__init__(build)
-        self.layers, self.prepare = layers, self.scratch
-
-
-class FfnRecorder(OwnRecorder):
-    """Our FFN launch that keeps what it was called with; it knows its picks from its build."""
-
-    def __call__(self, weights: Any, *inputs: Any) -> tuple[str]:
-        return self.ffn(weights, *inputs, topk=self.build.routing.picks)
-
-
-class WholeRecorder(OwnRecorder):
-    """Our whole layers, recorded as the base's kernels are called."""
-
-    def __call__(self, weights: Any, inputs: Any, keys: Any, **options: Any) -> tuple[str]:
-        given = {"topk_indices": keys.selected, "comp_cache": keys.compressed_cache}
-        given |= {"comp_block_table": keys.block_table} | options
-        own = (keys.positions, keys.slots, keys.window_cache, keys.window_indices, keys.window_lens)
-        given = {name: value for name, value in given.items() if value is not None}
-        return self.forward(weights, *inputs, *own, keys.requests, **given)
+    def __call__(self, weights: Any, activations: Any, keys: Any, **options: Any) -> tuple[str]:
+        self.calls.append(("whole", (*activations, keys), options))
+        return ("whole",)
 
 
 @pytest.fixture
 def opened(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:  # noqa: F811
-    """The kernels that were opened, recorders all."""
-    kernels: list[Recorder] = []
+    """The launches that were opened, recorders all."""
+    launches: list[Recorder] = []
 
-    def open_kernels(build: mono_decode.KernelBuild) -> Recorder:
-        kernels.append(Recorder(build))
-        return kernels[-1]
+    def opening(kind: type[Recorder]) -> Any:
+        def open_them(build: mono_decode.KernelBuild, layers: tuple[str, ...]) -> Recorder:
+            launches.append(kind(build, layers))
+            return launches[-1]
 
-    def open_ffn(build: mono_decode.KernelBuild, layers: tuple[str, ...]) -> FfnRecorder:
-        kernels.append(made := FfnRecorder(build, layers))
-        return made
+        return open_them
 
-    def open_whole(build: mono_decode.KernelBuild, layers: tuple[str, ...]) -> WholeRecorder:
-        kernels.append(made := WholeRecorder(build, layers))
-        return made
-
-    monkeypatch.setattr(mono_decode, "_open_kernels", open_kernels)
-    monkeypatch.setattr(mono_decode, "_open_whole", open_whole)
-    monkeypatch.setattr(mono_decode, "_open_ffn", open_ffn)
+    monkeypatch.setattr(mono_decode, "_open_whole", opening(WholeRecorder))
+    monkeypatch.setattr(mono_decode, "_open_ffn", opening(FfnRecorder))
     monkeypatch.setattr(mono_decode, "layer_weights", lambda layer, mono: f"weights of {mono.plan.name}")
-    return kernels
+    return launches
 
 
 def cache(blocks: int = 4) -> torch.Tensor:
@@ -183,29 +154,31 @@ def test_a_decode_step_runs_the_whole_layer(opened: list[Recorder], mode: Any) -
     layer, mono = whole_layer()
     step = metadata(layer)
     assert run(layer, mono, step, mode) == ("whole",)
-    (kernels,) = opened
-    assert kernels.widths == [ROWS] and mono.weights == "weights of layers.21.window"
-    ((_, inputs, options),) = kernels.calls
-    swa = step["layers.21.window"]
-    assert inputs[6] is swa.slot_mapping and inputs[7] is layer.attn.swa_cache_layer.kv_cache
-    assert inputs[8] is swa.decode_swa_indices and inputs[9] is swa.decode_swa_lens
-    assert inputs[10] is swa.token_to_req_indices
-    assert options["fold"] is True and "select" not in options
-    assert options["topk_indices"] is layer.attn.topk_indices_buffer
-    assert options["comp_cache"].shape == (4, BLOCK, RECORD)
-    assert options["comp_block_table"] is step["layers.21.compressed"].block_table
+    (launch,) = opened
+    assert launch.widths == [ROWS] and mono.weights == "weights of layers.21.window"
+    ((_, inputs, options),) = launch.calls
+    swa, keys = step["layers.21.window"], inputs[5]
+    assert torch.equal(keys.positions, torch.arange(ROWS)) and keys.slots is swa.slot_mapping
+    assert keys.window_cache is layer.attn.swa_cache_layer.kv_cache
+    assert keys.window_indices is swa.decode_swa_indices and keys.window_lens is swa.decode_swa_lens
+    assert keys.requests is swa.token_to_req_indices
+    assert options == {"fold": True, "select": None}
+    assert keys.selected is layer.attn.topk_indices_buffer
+    assert keys.compressed_cache.shape == (4, BLOCK, RECORD)
+    assert keys.block_table is step["layers.21.compressed"].block_table
 
 
 def test_the_compressed_cache_has_one_record_for_each_compressed_row(opened: list[Recorder]) -> None:
     layer, mono = whole_layer(compress_ratio=2)
     run(layer, mono, metadata(layer))
-    assert opened[0].calls[0][2]["comp_cache"].shape == (4, BLOCK // 2, RECORD)
+    assert opened[0].calls[0][1][5].compressed_cache.shape == (4, BLOCK // 2, RECORD)
 
 
 def test_a_window_only_layer_reads_no_compressed_keys(opened: list[Recorder]) -> None:
     layer, mono = whole_layer(compress_ratio=0, compressed_cache_prefix=None)
     assert run(layer, mono, metadata(layer)) == ("whole",)
-    assert opened[0].calls[0][2] == {"fold": True}
+    keys = opened[0].calls[0][1][5]
+    assert keys.selected is keys.compressed_cache is keys.block_table is None
 
 
 def test_the_first_layer_starts_from_the_embedding(opened: list[Recorder]) -> None:
@@ -319,7 +292,7 @@ def test_the_first_draft_layer_starts_from_the_broadcast_embedding(opened: list[
     assert run(layer, mono, metadata(layer, DRAFT_WIDTH), x=x, **NOTHING_OWED) == ("whole",)
     ((_, inputs, options),) = opened[0].calls
     assert torch.equal(inputs[0], x[:, 0]) and inputs[0].is_contiguous() and inputs[1] is x
-    assert options == {"fold": False}
+    assert options == {"fold": False, "select": None}
 
 
 def test_target_and_draft_take_only_their_own_windows(opened: list[Recorder]) -> None:
@@ -381,7 +354,7 @@ def test_a_decode_step_runs_the_ffn_launch(opened: list[Recorder], mode: Any) ->
     part = torch.zeros(ROWS, HIDDEN, dtype=torch.bfloat16)
     assert run(layer, mono, metadata(layer), mode, x=part) == ("ffn",)
     ((what, inputs, options),) = opened[0].calls
-    assert what == "ffn" and inputs[0] is part and len(inputs) == 5 and options == {"topk": 6}
+    assert what == "ffn" and inputs[0] is part and len(inputs) == 5 and not options
 
 
 def test_an_ffn_layer_never_runs_whole(opened: list[Recorder]) -> None:
@@ -478,14 +451,6 @@ def test_an_engram_s_output_reaches_the_kernels_contiguous(opened: list[Recorder
     assert run(layer, mono, metadata(layer), engram_hashes=torch.zeros(ROWS, 1)) == ("whole",)
     residual = opened[0].calls[0][1][1]
     assert residual.is_contiguous() and torch.equal(residual, out)
-
-
-def test_a_draft_s_ffn_launch_picks_as_the_draft_does(gpu: Any, opened: list[Recorder]) -> None:  # noqa: F811
-    gpu(cdna=3)
-    layer = draft_layer()
-    mono = created(layer)
-    assert run(layer, mono, metadata(layer, DRAFT_WIDTH)) == ("ffn",)
-    assert opened[0].calls[0][2] == {"topk": DRAFT_ROUTING.picks}
 
 
 @pytest.mark.parametrize(

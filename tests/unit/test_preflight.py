@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rocm_overlay import kernel_arches
 from rocm_overlay.errors import CheckFailed, OverlayError
 from rocm_overlay.machine import Gpu
 from rocm_overlay.memory import plan
@@ -43,12 +42,6 @@ def test_two_ranks_on_mi300x_are_refused_with_four_as_the_change() -> None:
     assert refusal.seen == "2"
     assert "below zero on a 192 GiB card" in refusal.why
     assert refusal.change == "--tensor-parallel-size 4"
-
-
-def test_the_base_s_copies_are_refused_on_mi300x(monkeypatch: pytest.MonkeyPatch) -> None:
-    launches_of_gfx942(monkeypatch, {"ffn"})
-    refusal = only(check(settings("mi300x-tp4", ["--monokernel"])))
-    assert "below zero on a 192 GiB card" in refusal.why
 
 
 def test_engram_tables_on_a_card_too_small_for_them_go_to_the_host() -> None:
@@ -126,22 +119,10 @@ def test_what_the_kernels_are_not_built_for_is_refused_with_them_only(words: lis
     assert check(settings("mi355x-tp4", [*words, "--no-monokernel"])) == []
 
 
-def launches_of_gfx942(monkeypatch: pytest.MonkeyPatch, there: Collection[str]) -> None:
-    monkeypatch.setattr(kernel_arches, "LAUNCHES", {**kernel_arches.LAUNCHES, "gfx942": frozenset(there)})
-
-
-def test_the_base_s_kernels_of_gfx942_are_built_for_tp_4_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    launches_of_gfx942(monkeypatch, {"ffn"})
-    refusals = check(settings("mi325x-tp4", ["-tp", "2", "--monokernel"]))
-    (ranks,) = [one for one in refusals if one.flag == "--tensor-parallel-size"]
-    assert "built for TP 4 on gfx942" in ranks.why and "--tensor-parallel-size 4" in ranks.change
-    assert check(settings("mi355x-tp4", ["-tp", "2"])) == []
-
-
-def test_our_kernels_of_gfx942_run_at_tp_4_and_read_aiter_s_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    launches_of_gfx942(monkeypatch, kernel_arches.KINDS)
+def test_the_kernels_of_gfx942_run_at_tp_4_and_read_aiter_s_experts() -> None:
     asked = ["--monokernel", "--moe-backend"]
     refusal = only(check(settings("mi325x-tp4", ["-tp", "2", *asked, "aiter"])))
+    assert "built for TP 4 on gfx942" in refusal.why
     assert refusal.change == "--no-monokernel, or --tensor-parallel-size 4"
     assert check(settings("mi300x-tp4", [*asked, "aiter-triton-mxfp4-bf16"])) == [], "beside 192 GiB too"
     refusal = only(check(settings("mi325x-tp4", [*asked, "triton_unfused"])))
@@ -172,10 +153,10 @@ def test_kernels_asked_for_in_a_json_argument_are_the_same_kernels() -> None:
         ["--kernel-config", '{"monokernel":"yes"}'],
     ],
 )
-def test_every_name_of_the_kernels_turns_them_on(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    launches_of_gfx942(monkeypatch, {"ffn"})
+def test_every_name_of_the_kernels_turns_them_on(words: list[str]) -> None:
     assert settings("mi300x-tp4", words).shape.monokernel
-    assert "below zero" in only(check(settings("mi300x-tp4", words))).why
+    assert "built for TP 4" in only(check(settings("mi300x-tp4", [*words, "-tp", "8"]))).why
+    assert check(settings("mi300x-tp4", ["--no-monokernel", "-tp", "8"])) == []
 
 
 def test_kernels_named_in_a_json_argument_are_turned_off_there() -> None:
@@ -350,10 +331,10 @@ def test_what_cannot_be_judged_is_shown_without_its_secrets() -> None:
     assert "hush" not in caught.value.render()
 
 
-def test_the_machines_smallest_card_decides_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    launches_of_gfx942(monkeypatch, {"ffn"})
-    own = settings("mi325x-tp4")
+def test_the_machines_smallest_card_decides_the_plan() -> None:
+    own = settings("mi325x-tp4", ["--gpu-memory-utilization", "0.5"])
     cards = [Gpu(0, "gfx942", 304, 256 * GIB), Gpu(1, "gfx942", 304, 192 * GIB)]
+    assert check(with_card(own, cards[:1])) == []
     assert with_card(own, cards).shape.card_gib == 192
     assert check(with_card(own, cards)) != []
 

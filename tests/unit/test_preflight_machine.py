@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from rocm_overlay import kernel_arches
 from rocm_overlay.machine import Gpu
 from rocm_overlay.preflight import Refusal, check
 from rocm_overlay.recipe import load, load_all, recipe_names
@@ -136,14 +135,10 @@ def test_too_few_compute_units_are_refused_whatever_the_mode(mode: str) -> None:
         assert judge("mi325x-tp4", small, ["--no-monokernel"]) == []
 
 
-def the_base_s_kernels_on_gfx942(monkeypatch: pytest.MonkeyPatch) -> None:
-    without = {**kernel_arches.LAUNCHES, "gfx942": frozenset({kernel_arches.FFN})}
-    monkeypatch.setattr(kernel_arches, "LAUNCHES", without)
-
-
-def test_the_machines_cards_decide_the_plan_not_the_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
-    the_base_s_kernels_on_gfx942(monkeypatch)
-    refusal = only(judge("mi325x-tp4", cards(*[MI300X] * 8)))
+def test_the_machines_cards_decide_the_plan_not_the_recipes() -> None:
+    tight = ["--gpu-memory-utilization", "0.5"]
+    assert check(settings("mi325x-tp4", tight)) == []
+    refusal = only(judge("mi325x-tp4", cards(*[MI300X] * 8), tight))
     assert refusal.rule == "memory"
     assert "on a 192 GiB card" in refusal.why
 
@@ -155,9 +150,8 @@ def test_a_change_that_ends_all_refusals_is_named_alone() -> None:
     assert set(refusals) == {"ranks", "count"}
 
 
-def test_two_ranks_with_the_copies_are_not_sent_to_eight(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Eight ranks hold the weights, but the base's kernels are not built for them.
-    the_base_s_kernels_on_gfx942(monkeypatch)
+def test_two_ranks_with_the_kernels_are_not_sent_to_eight() -> None:
+    # Eight ranks hold the weights, but the kernels are not built for them.
     refusals = judge("mi300x-tp4", cards(*[MI300X] * 8), ["-tp", "2", "--monokernel"])
     (refusal,) = [one for one in refusals if one.rule == "memory"]
     assert [one.rule for one in refusals if one is not refusal] == ["ranks"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights found by name, and copies made when vLLM processes them."""
+"""Weights found by name, and kept from when vLLM processes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from tests.unit import test_specialized_decode_tree as tree  # noqa: F401
 
-from vllm.models.common.specialized_decode.weights import CopyAtLoad, as_bytes, gather  # isort: skip
+from vllm.models.common.specialized_decode.weights import KeptAtLoad, as_bytes, gather  # isort: skip
 
 
 def linear(value: float = 1.0) -> Any:
@@ -45,42 +45,64 @@ def test_codes_become_bytes_in_place() -> None:
     assert as_bytes(seen) is seen
 
 
-@pytest.mark.parametrize(("before", "value"), [(True, 1.0), (False, 10.0)], ids=["loaded", "processed"])
-def test_a_copy_is_made_where_vllm_processes_the_weights(before: bool, value: float) -> None:
+def kept_of(module: Any, **options: Any) -> KeptAtLoad:
+    """The processed weight, and twice the loaded one."""
+    return KeptAtLoad(
+        module,
+        lambda processed, loaded: {"weight": processed.weight, "twice": 2 * loaded},
+        loaded=lambda one: one.weight,
+        **options,
+    )
+
+
+def test_weights_are_kept_from_when_vllm_processes_them() -> None:
     module = linear()
-    copy = CopyAtLoad(module, lambda one: (one.weight.clone(),), name="copies", before=before)
-    assert copy.tensors is None
+    kept = kept_of(module)
     assert module.quant_method.process_weights_after_loading(module) == "result"
     assert module.processed == [module]
-    assert copy.tensors is not None and torch.equal(copy.tensors[0], torch.full((2,), value))
-    assert module.copies is copy.tensors
+    found = kept.taken("layer")
+    assert found["weight"] is module.weight and torch.equal(found["weight"], torch.full((2,), 10.0))
+    assert torch.equal(found["twice"], torch.full((2,), 2.0))
 
 
-def test_another_module_of_the_same_method_is_not_copied() -> None:
+def test_weights_that_vllm_did_not_process_are_named() -> None:
     module = linear()
-    copy = CopyAtLoad(module, lambda one: (one.weight.clone(),), name="copies")
+    kept = kept_of(module)
     module.quant_method.process_weights_after_loading(linear())
-    assert copy.tensors is None
+    with pytest.raises(ValueError, match=r"^layers\.3\.wo_b: vLLM did not process its weights after loading"):
+        kept.taken("layers.3.wo_b")
 
 
-def test_a_reload_writes_into_the_first_copies() -> None:
-    module = linear()
-    copy = CopyAtLoad(module, lambda one: (one.weight.clone(),), name="copies")
+def test_a_reload_writes_into_the_first_memory_and_is_placed_there() -> None:
+    module, placed = linear(), []
+    kept = kept_of(module, place=lambda one, found: placed.append((one, found)))
     process = module.quant_method.process_weights_after_loading
     process(module)
-    first = copy.tensors
-    assert first is not None
-    address = first[0].data_ptr()
+    first = dict(kept.taken("layer"))
+    assert not placed
     module.weight = torch.full((2,), 3.0)
     process(module)
-    assert copy.tensors is first and first[0].data_ptr() == address
-    assert torch.equal(first[0], torch.full((2,), 30.0))
+    again = kept.taken("layer")
+    assert all(again[name] is first[name] for name in first)
+    assert torch.equal(first["weight"], torch.full((2,), 30.0))
+    assert torch.equal(first["twice"], torch.full((2,), 6.0))
+    assert placed == [(module, again)]
 
 
-def test_a_reload_of_another_number_of_tensors_is_an_error() -> None:
+def test_a_reload_of_another_shape_is_an_error_and_changes_nothing() -> None:
     module = linear()
-    made = iter([(torch.zeros(1),), (torch.zeros(1), torch.zeros(1))])
-    CopyAtLoad(module, lambda _: next(made), name="copies")
+    kept = kept_of(module)
+    process = module.quant_method.process_weights_after_loading
+    process(module)
+    module.weight = torch.full((3,), 3.0)
+    with pytest.raises(ValueError, match=r"as the first: weight is torch\.float32 \(3,\), wanted .*\(2,\)"):
+        process(module)
+    assert torch.equal(kept.taken("layer")["weight"], torch.full((2,), 10.0))
+
+
+def test_weights_that_cannot_be_read_are_an_error_of_who_takes_them() -> None:
+    module = linear()
+    kept = KeptAtLoad(module, lambda processed, loaded: {"weight": processed.gone})
     module.quant_method.process_weights_after_loading(module)
-    with pytest.raises(ValueError, match="argument 2 is longer"):
-        module.quant_method.process_weights_after_loading(module)
+    with pytest.raises(ValueError, match=r"^layer: .*no attribute 'gone'"):
+        kept.taken("layer")

@@ -6,18 +6,16 @@ vLLM's compressor and indexer run between them on an index source. The FFN launc
 unreduced output on, for layers whose attention vLLM runs. Every path hands on the same five tensors, so that
 layers may take different ones.
 
-The kernels stand behind ``MonoKernels``: ours (``OwnKernels``) where an architecture has every launch
-(``mono.builds``), else the base's (``_open_kernels``).
-``mono_decode_spec`` says what they can run, ``mono_decode_weights`` what they read.
+``mono_decode_spec`` says what the kernels can run, ``mono_decode_weights`` what they read.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -50,15 +48,7 @@ from vllm.models.deepseek_v41.amd.mono_decode_spec import (
     plan_layer,
     routing_of,
 )
-from vllm.models.deepseek_v41.amd.mono_decode_weights import (
-    ATTENTION_LINEARS,
-    EXPERT_WIDTH_TP4,
-    copies_at_load,
-    copy_experts_at_load,
-    copy_linear_at_load,
-    kept_at_load,
-    layer_weights,
-)
+from vllm.models.deepseek_v41.amd.mono_decode_weights import ATTENTION_HALF, kept_at_load, layer_weights
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -75,127 +65,33 @@ STAGE_INPUT = Decline("inputs of another shape", expected=False)
 NOT_CONTIGUOUS = Decline("inputs not contiguous", expected=False)
 
 
-class MonoKernels(Protocol):
-    """One rank's kernels, and what they hold. Outputs are (x, residual, post_mix, res_mix, pre_mix)."""
-
-    def scratch(self, tokens: int) -> Tensor | None:
-        """Make the scratch of steps of ``tokens`` rows, or give it."""
-
-    def first_pre_mix(self, tokens: int) -> Tensor:
-        """f32 [tokens, 4]: the pre-mix that selects stream 0."""
-
-    def forward(self, weights: Any, *inputs: Tensor, **options: Any) -> tuple[Tensor, ...]:
-        """A whole layer. Inputs: x, residual, post_mix, res_mix, pre_mix, positions, slots, the SWA records
-        and their indices, lengths and requests. Options: ``fold``, whether the residual still owes the
-        post-mix; the compressed keys' ``topk_indices``, ``comp_cache``, ``comp_block_table``; ``select``, an
-        index source's selection from K1's normed input and query rank."""
-
-    def ffn(self, weights: Any, *inputs: Tensor, topk: int) -> tuple[Tensor, ...]:
-        """The FFN launch. Inputs: wo_b's unreduced output, residual, post_mix, res_mix, pre_mix."""
-
-
 @dataclass(frozen=True)
 class KernelBuild:
-    """What one set of kernels is built for; a process opens each once."""
+    """What a model's kernels are built for."""
 
     tp_size: int
     routing: Routing
     swa_width: int
 
 
-_open: dict[KernelBuild, MonoKernels] = {}
-
-
-def _open_kernels(build: KernelBuild) -> MonoKernels:
-    """The process's kernels of the base for ``build``. The first call is collective over the TP group."""
-    if build not in _open:
-        from vllm.distributed import get_tensor_model_parallel_rank, get_tp_group
-        from vllm.models.deepseek_v41.amd.mono.runner import DSV41MonoLayer
-
-        # Few of the draft's experts are active at once: one FP4 group a task spreads them over more
-        # workgroups.
-        groups: dict[str, Any] = {} if build.routing == TARGET_ROUTING else {"ug_groups": 1}
-        kernels: Any = DSV41MonoLayer(
-            tp=build.tp_size,
-            rank=get_tensor_model_parallel_rank(),
-            group=get_tp_group().cpu_group,
-            device=torch.device("cuda", torch.accelerator.current_device_index()),
-            experts=build.routing.experts,
-            topk=build.routing.picks,
-            swa_width=build.swa_width,
-            **groups,
-        )
-        _open[build] = kernels
-    return _open[build]
-
-
-class _NoLaunch:
-    """Stands for a launch that no layer's plan has: any use of it is an error of ours."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        raise RuntimeError(f"{SPEC.name}: {self._what} was asked for, and no layer's plan has one")
-
-    first_pre_mix = __call__
-    epoch = property(__call__)
-
-
-class OwnKernels:
-    """Our launches, those that some layer's plan has.
+class MonoKernels:
+    """One rank's launches of one model.
 
     Args:
-        whole: runs whole layers.
-        part: the FFN launch.
+        launches: those that some layer's plan has, a ``LayerLaunch`` and an ``FfnLaunch``.
     """
 
-    def __init__(self, whole: Any | None, part: Any | None) -> None:
-        self._opened = [launch for launch in (whole, part) if launch is not None]
-        self._whole = _NoLaunch("a whole layer") if whole is None else whole
-        self._part = _NoLaunch("the FFN launch") if part is None else part
+    def __init__(self, launches: Mapping[Launch, Any]) -> None:
+        self.launches = launches
 
-    def scratch(self, tokens: int) -> Tensor | None:
-        for launch in self._opened:
-            launch.prepare(tokens)
-        return None
-
-    def first_pre_mix(self, tokens: int) -> Tensor:
-        return self._whole.first_pre_mix(tokens)
-
-    def forward(
-        self,
-        weights: Any,
-        x: Tensor,
-        residual: Tensor,
-        post_mix: Tensor,
-        res_mix: Tensor,
-        pre_mix: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        window_cache: Tensor,
-        window_indices: Tensor,
-        window_lens: Tensor,
-        requests: Tensor,
-        fold: bool = True,
-        topk_indices: Tensor | None = None,
-        comp_cache: Tensor | None = None,
-        comp_block_table: Tensor | None = None,
-        select: Callable[[Tensor, Tensor], None] | None = None,
-    ) -> tuple[Tensor, ...]:
-        read = Keys(
-            positions, slots, window_cache, window_indices, window_lens, requests,
-            topk_indices, comp_cache, comp_block_table,
-        )  # fmt: skip
-        inputs = (x, residual, post_mix, res_mix, pre_mix)
-        return self._whole(weights, inputs, read, fold=fold, select=select)
-
-    def ffn(self, weights: Any, *inputs: Tensor, topk: int) -> tuple[Tensor, ...]:
-        return self._part(weights, *inputs)
+    def prepare(self, rows: int) -> None:
+        """Make the memory of steps of ``rows`` rows, once."""
+        for launch in self.launches.values():
+            launch.prepare(rows)
 
     @property
     def epoch(self) -> list[int]:  # vLLM's own GPU tests see by it that the kernels ran
-        return self._whole.epoch
+        return self.launches[Launch.WHOLE].epoch
 
 
 def _open_whole(build: KernelBuild, layers: tuple[str, ...]) -> Any:
@@ -231,7 +127,7 @@ def _deployment(build: KernelBuild, layers: tuple[str, ...]) -> Any:
     )
 
 
-class MonoDecode(SpecializedDecode["MonoKernels"]):
+class MonoDecode(SpecializedDecode[MonoKernels]):
     """The mono decode of one model: the target's layers, or the draft's."""
 
     def __init__(self, role: str, vllm_config: VllmConfig, build: KernelBuild) -> None:
@@ -249,18 +145,16 @@ class MonoDecode(SpecializedDecode["MonoKernels"]):
             self._compressed_names[compressed_name] = None
 
     def open_kernels(self) -> MonoKernels:
-        if not generation().own_kernels:
-            return _open_kernels(self.build)
-        opened = []
+        opened = {}
         for launch, open_them in ((Launch.WHOLE, _open_whole), (Launch.PART, _open_ffn)):
-            layers = tuple(plan.name for plan in self.plans if plan.launch is launch)
-            opened.append(open_them(self.build, layers) if layers else None)
-        return OwnKernels(*opened)
+            if layers := tuple(plan.name for plan in self.plans if plan.launch is launch):
+                opened[launch] = open_them(self.build, layers)
+        return MonoKernels(opened)
 
     def widths_ahead(self) -> list[int]:
         """Of captured graphs: each size, which vLLM warms up, and that of its whole requests."""
         config = self.vllm_config()
-        if config is None or not generation().own_kernels:
+        if config is None:
             return []
         sizes = config.compilation_config.cudagraph_capture_sizes or ()
         drafting = config.speculative_config
@@ -271,7 +165,7 @@ class MonoDecode(SpecializedDecode["MonoKernels"]):
         return sorted(rows for rows in widths if rows <= self.max_rows)
 
     def prepare_width(self, kernels: MonoKernels, rows: int) -> None:
-        kernels.scratch(rows)
+        kernels.prepare(rows)
 
     def read_step(self, metadata: Mapping[str, Any], rows: int) -> tuple[Decline | None, Decline | None]:
         groups, missing = {}, None
@@ -326,17 +220,13 @@ class MonoDecodeLayer:
         self.ffn_only = plan.launch is Launch.PART
         self.unfolded_entry = not self.ffn_only and generation().unfolded_entry
         self.weights: Any = None
-        # The kernels' methods, bound at the first taken step.
-        self._forward: Callable[..., tuple[Tensor, ...]] | None = None
-        self._ffn: Callable[..., tuple[Tensor, ...]] | None = None
-        self._picks = routing.picks
+        self._launch: Any = None  # the layer's, bound at the first taken step
         self._layer = weakref.ref(layer)
         self._entry_dims = ENTRY_DIMS[decode.role]
         self._swa_name = attn.swa_cache_layer.prefix
         self._compressed_name: Any = attn.compressed_cache_prefix if attn.compress_ratio else None
         self._window = RecordCache(plan.name, "sliding-window cache", RECORD)
         self._compressed = RecordCache(plan.name, "compressed cache", RECORD)
-        self.copies = copies_at_load(layer, plan) if generation().reads_copies else {}
         self.kept = kept_at_load(layer, plan) if generation().cleans_negative_zero else {}
         decode.read_metadata_of(self._swa_name, None if self.ffn_only else self._compressed_name)
 
@@ -397,26 +287,30 @@ class MonoDecodeLayer:
         ):
             decode.decline(NOT_CONTIGUOUS)
             return None
+        launch = self._launch or self._bind()
         if residual is None:
             x, residual = self._broadcast(x, layer.hc_mult)
             # Without a fold the kernels read only the pre-mix.
-            post_mix = res_mix = pre_mix = decode.kernels.first_pre_mix(x.shape[0])
+            post_mix = res_mix = pre_mix = launch.first_pre_mix(x.shape[0])
         elif layer.engram is not None and engram_hashes is not None:
             settled = layer.mhc_post(x, residual, post_mix, res_mix)
             hashes = engram_hashes[:, layer.engram.layer_hash_index]
             residual = layer.engram(settled, hashes, engram_mask).contiguous()
             owes_post_mix = False
         swa = step.metadata[self._swa_name]
-        options = {} if self._compressed_name is None else self._compressed_keys(step)
+        selected, compressed, block_table = (
+            (None, None, None) if self._compressed_name is None else self._compressed_keys(step)
+        )
+        select = None
         if self._indexer is not None:
-            options["select"] = functools.partial(_select_keys, self._attn, positions)
-        forward = self._forward or self._bind().forward
-        return forward(
-            self.weights, x, residual, post_mix, res_mix, pre_mix, positions, swa.slot_mapping,
-            self._window.view(self._window_layer.kv_cache, swa.block_size),
-            swa.decode_swa_indices, swa.decode_swa_lens, swa.token_to_req_indices,
-            fold=owes_post_mix, **options,
+            select = functools.partial(_select_keys, self._attn, positions)
+        window = self._window.view(self._window_layer.kv_cache, swa.block_size)
+        keys = Keys(
+            positions, swa.slot_mapping, window, swa.decode_swa_indices, swa.decode_swa_lens,
+            swa.token_to_req_indices, selected, compressed, block_table,
         )  # fmt: skip
+        activations = (x, residual, post_mix, res_mix, pre_mix)
+        return launch(self.weights, activations, keys, fold=owes_post_mix, select=select)
 
     def ffn(
         self,
@@ -440,13 +334,12 @@ class MonoDecodeLayer:
         ):
             self.decode.decline(NOT_CONTIGUOUS)
             return None
-        ffn = self._ffn or self._bind().ffn
-        return ffn(self.weights, part, residual, post_mix, res_mix, pre_mix, topk=self._picks)
+        launch = self._launch or self._bind()
+        return launch(self.weights, part, residual, post_mix, res_mix, pre_mix)
 
-    def _bind(self) -> MonoKernels:
-        kernels = self.decode.kernels
-        self._forward, self._ffn = kernels.forward, kernels.ffn
-        return kernels
+    def _bind(self) -> Any:
+        self._launch = self.decode.kernels.launches[Launch.PART if self.ffn_only else Launch.WHOLE]
+        return self._launch
 
     def _broadcast(self, x: Tensor, streams: int) -> tuple[Tensor, Tensor]:
         """The embedding and its broadcast to the hyper-connection streams, from whichever of them arrives."""
@@ -454,14 +347,10 @@ class MonoDecodeLayer:
             return x[:, 0].contiguous(), x
         return x, x.unsqueeze(1).repeat(1, streams, 1)
 
-    def _compressed_keys(self, step: Step) -> dict[str, Any]:
+    def _compressed_keys(self, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         attn, keys = self._attn, step.metadata[self._compressed_name]
-        records = keys.block_size // attn.compress_ratio
-        return {
-            "topk_indices": attn.topk_indices_buffer,
-            "comp_cache": self._compressed.view(attn._compressed_kv_cache(), records),
-            "comp_block_table": keys.block_table,
-        }
+        cache = self._compressed.view(attn._compressed_kv_cache(), keys.block_size // attn.compress_ratio)
+        return attn.topk_indices_buffer, cache, keys.block_table
 
     @property
     def _weights(self) -> Any:  # the name that vLLM's own GPU tests know
@@ -520,17 +409,15 @@ def _new_decode(vllm_config: VllmConfig, role: str) -> MonoDecode:
 
     tp_size, config = vllm_config.parallel_config.tensor_parallel_size, vllm_config.model_config.hf_config
     build = KernelBuild(tp_size, TARGET_ROUTING, SWA_WIDTH)
-    if role == DRAFT and generation().draft_launch is Launch.WHOLE:
+    if role == DRAFT:
         drafts = vllm_config.speculative_config.num_speculative_tokens  # type: ignore[union-attr]
         width = get_dspark_swa_index_width(config.sliding_window, drafts)
         build = KernelBuild(tp_size, routing_of(vllm_config, role), width)
     return MonoDecode(role, vllm_config, build)
 
 
-# What vLLM's own GPU tests of this module read or call, by their names for it.
-ATTN_LINEARS_942 = tuple(path.removeprefix("attn.") for path in ATTENTION_LINEARS.values())
-INTER_TP4 = EXPERT_WIDTH_TP4
-_capture_plain_experts, _copy_linear_at_load = copy_experts_at_load, copy_linear_at_load
+# vLLM's own GPU test of the layers reads it by this name.
+ATTN_LINEARS_942 = tuple(path.removeprefix("attn.") for path in ATTENTION_HALF.linears.values())
 
 
 def __getattr__(name: str) -> Any:

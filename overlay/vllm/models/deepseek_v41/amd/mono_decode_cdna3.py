@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CDNA3's weights as our mono kernels read them, without a second copy of the routed experts.
+"""CDNA3's weights as the mono kernels read them, without a second copy of the routed experts.
 
 Routed experts lie as vLLM's AITER_TRITON_MXFP4_BF16 backend leaves them for prefill (layout ``row_major``).
 Dense MXFP8 linears are OCP e4m3 bytes, in which -0 (0x80) is set to 0 once: FNUZ instructions read it as a

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,12 +40,8 @@ class Generation:
         max_rows: rows of the largest step.
         tp_sizes: tensor parallel sizes that they are built for.
         indexer: the indexer that they run an index source with, as module and class.
-        reads_copies: whether they read copies of all weights, made at load.
+        moe_backend: the ``Mxfp4MoeBackend`` in whose layout they read the routed experts.
         needs_fused_seam: whether vLLM's path must run AITER's fused seam, for both paths to round alike.
-        draft_launch: what they run of a DSpark draft layer.
-        moe_backend: the ``Mxfp4MoeBackend`` in whose layout they read the routed experts; None for any.
-        own_kernels: whether layers run on ``mono.layer_launch`` and parts of them on ``mono.ffn_launch``,
-            rather than on ``mono.runner``.
         own_top_k: whether the indexer's top-k extension is built at start-up.
         unfolded_entry: whether vLLM's path must enter the model through the unfolded seam, since no AITER
             kernel runs the folded one.
@@ -56,54 +51,41 @@ class Generation:
     max_rows: int
     tp_sizes: frozenset[int]
     indexer: tuple[str, str]
-    reads_copies: bool
-    needs_fused_seam: bool
-    draft_launch: Launch
-    moe_backend: str | None
-    own_kernels: bool
+    moe_backend: str
+    needs_fused_seam: bool = False
     own_top_k: bool = False
     unfolded_entry: bool = False
     cleans_negative_zero: bool = False
 
 
-_CDNA4 = Generation(
-    MAX_ROWS, frozenset({2, 4}), ("vllm.models.deepseek_v41.amd.rocm", "DeepseekV41RocmMxfp4Indexer"),
-    reads_copies=False, needs_fused_seam=True, draft_launch=Launch.WHOLE, moe_backend="AITER_MXFP4_BF16",
-    own_kernels=True,
-)  # fmt: skip
-# The base's kernels. Their FFN launch of draft layers changes which drafts are accepted at most: the target's
-# output is its own.
-_CDNA3_BASE = Generation(
-    MAX_ROWS_GFX942, frozenset({4}), ("vllm.models.deepseek_v41.attention", "DeepseekV4Indexer"),
-    reads_copies=True, needs_fused_seam=False, draft_launch=Launch.PART, moe_backend=None, own_kernels=False,
-    own_top_k=True, unfolded_entry=True,
-)  # fmt: skip
-_CDNA3 = replace(
-    _CDNA3_BASE, tp_sizes=builds.ARCHITECTURES["gfx942"].tp_sizes, reads_copies=False,
-    draft_launch=Launch.WHOLE, moe_backend="AITER_TRITON_MXFP4_BF16", own_kernels=True,
-    cleans_negative_zero=True,
-)  # fmt: skip
+def _generation_of(arch: str, indexer: tuple[str, str], moe_backend: str, **differs: bool) -> Generation:
+    built = builds.ARCHITECTURES[arch]
+    return Generation(built.max_rows, built.tp_sizes, indexer, moe_backend, **differs)
 
 
-def generations() -> dict[int, Generation]:
-    """By CDNA version. On CDNA3 the base's kernels serve for as long as one of our launches is missing
-    (``builds.ARCHITECTURES``)."""
-    return {CDNA3: _CDNA3 if builds.takes_launches("gfx942") else _CDNA3_BASE, CDNA4: _CDNA4}
+# By CDNA version.
+GENERATIONS = {
+    CDNA3: _generation_of(
+        "gfx942", ("vllm.models.deepseek_v41.attention", "DeepseekV4Indexer"), "AITER_TRITON_MXFP4_BF16",
+        own_top_k=True, unfolded_entry=True, cleans_negative_zero=True,
+    ),
+    CDNA4: _generation_of(
+        "gfx950", ("vllm.models.deepseek_v41.amd.rocm", "DeepseekV41RocmMxfp4Indexer"), "AITER_MXFP4_BF16",
+        needs_fused_seam=True,
+    ),
+}  # fmt: skip
 
 
 def _generation_or_none() -> Generation | None:
     """This GPU's; None where the deployment is refused for its GPU."""
-    return generations().get(rocm_device().cdna_version or 0)
+    return GENERATIONS.get(rocm_device().cdna_version or 0)
 
 
 def _kernels_reason(_: VllmConfig) -> str | None:
-    built = _generation_or_none()
-    return _own_kernels_reason() if built is not None and built.own_kernels else _base_kernels_reason()
-
-
-def _own_kernels_reason() -> str | None:
     from vllm.models.common.amd.persistent.build import KernelBuildError
 
+    if _generation_or_none() is None:
+        return None  # refused for its GPU
     try:
         for kind in builds.KINDS.values():
             importlib.import_module(kind.module)
@@ -112,23 +94,6 @@ def _own_kernels_reason() -> str | None:
         return f"the kernels need FlyDSL: {error}"
     except KernelBuildError as error:
         return str(error)
-    return None
-
-
-def _base_kernels_reason() -> str | None:
-    try:
-        from vllm.models.deepseek_v41.amd.mono import runner
-        from vllm.models.deepseek_v41.amd.mono.common.arch import target_arch
-    except ImportError as error:
-        return f"the kernels need FlyDSL and AITER's FlyDSL helpers: {error}"
-    if runner.BLOCKS > WORKGROUPS:
-        return f"the kernels launch {runner.BLOCKS} workgroups, wanted at most {WORKGROUPS}"
-    built, device = target_arch(), gpu_architecture()
-    if built != device:
-        return (
-            f"FlyDSL builds for {built}, wanted the GPU's {device}: unset the environment variable ARCH "
-            f"({os.environ.get('ARCH', 'not set')})"
-        )
     return None
 
 
@@ -172,7 +137,7 @@ SPEC = DecodeSpec(
             # Their work is in the hand-over between layers, in tables or in block numbers that the kernels
             # keep to.
             "pipeline parallelism", "prefix caching", "engram_config", "kv_events_config",
-            # A reload writes into the tensors, or the copies, whose addresses the kernels have.
+            # A reload writes into the tensors whose addresses the kernels have.
             "weight_transfer_config",
             # The model is not compiled, whatever the mode.
             "torch.compile",
@@ -200,10 +165,8 @@ def _moe_backend_reason(layer: Any, _: VllmConfig) -> str | None:
     from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
 
     experts, built = _routed_experts(layer), _generation_or_none()
-    if experts is None or built is None or built.moe_backend is None:
-        # A layer that runs no launch, or a GPU that is refused, for that; or the kernels read copies from
-        # before the backend's conversion.
-        return None
+    if experts is None or built is None:
+        return None  # a layer that runs no launch, or refused for its GPU
     seen, wanted = experts.quant_method.mxfp4_backend, Mxfp4MoeBackend[built.moe_backend]
     if seen is wanted:
         return None
@@ -233,7 +196,7 @@ def _causal_reason(layer: Any, config: VllmConfig) -> str | None:
 
 def generation() -> Generation:
     """This GPU's generation; the deployment is not refused."""
-    return generations()[rocm_device().cdna_version or 0]
+    return GENERATIONS[rocm_device().cdna_version or 0]
 
 
 def routing_of(vllm_config: VllmConfig, role: str) -> Routing:
@@ -253,10 +216,8 @@ def plan_layer(layer: Any, vllm_config: VllmConfig, role: str) -> tuple[LayerPla
     launch: Launch | None = Launch.WHOLE
     if why := _outside_every_launch(layer, routing):
         launch = None
-    elif role == DRAFT and generation().draft_launch is Launch.PART:
-        launch, why = Launch.PART, ["attention of the DSpark draft"]
     elif why := _outside_whole_launch(attn, vllm_config, role):
-        # The FFN launch of the draft's routing is built where it is the draft's only one.
+        # The FFN launch is built for the target's routing.
         launch = None if role == DRAFT else Launch.PART
     return LayerPlan(attn.swa_cache_layer.prefix, attn.layer_id, launch, ", ".join(why)), routing
 

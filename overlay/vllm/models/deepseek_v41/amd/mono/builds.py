@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mono kernels that can be built, without FlyDSL: for the runner, and for ahead-of-time builds."""
+"""The mono kernels that can be built, without FlyDSL: for a server's launches, and for ahead-of-time
+builds."""
 
 from __future__ import annotations
 
@@ -46,9 +47,6 @@ KINDS = {
     ),
     "attention_back_ffn": Kind(f"{__package__}.kernels.attention_back_ffn", "BackArguments", BackGeometry),
 }
-FFN_MODULE = KINDS["ffn"].module
-# Launches of a whole layer, and of the FFN half.
-LAYER_LAUNCHES, FFN_LAUNCHES = frozenset({"attention_front", "attention_back_ffn"}), frozenset({"ffn"})
 
 
 @dataclass(frozen=True)
@@ -60,38 +58,23 @@ class Architecture:
         expert_layout: how the serving engine keeps the routed experts there, one of ``EXPERT_LAYOUTS``.
         max_rows: rows of the largest step.
         tp_sizes: tensor parallel sizes at which every width was compiled without scratch and judged.
-        launches: those of ``KINDS`` that are written for it.
     """
 
     isa: tuple[str, str]
     expert_layout: str
     max_rows: int
     tp_sizes: frozenset[int]
-    launches: frozenset[str]
-
-    @property
-    def missing(self) -> frozenset[str]:
-        """Launches that a server needs and that there are not."""
-        return (LAYER_LAUNCHES | FFN_LAUNCHES) - self.launches
 
 
-# The one place that says which launches an architecture has. A server takes them all or, where one is
-# missing, none: ``takes_launches``.
+# All that there are kernels for. Each has every one of ``KINDS``.
 ARCHITECTURES = {
     "gfx950": Architecture(
-        (f"{_PERSISTENT}.isa.gfx950", "Gfx950"), "aiter_shuffle", MAX_ROWS, frozenset(SUPPORTED_TP),
-        LAYER_LAUNCHES | FFN_LAUNCHES,
+        (f"{_PERSISTENT}.isa.gfx950", "Gfx950"), "aiter_shuffle", MAX_ROWS, frozenset(SUPPORTED_TP)
     ),
     "gfx942": Architecture(
-        (f"{_PERSISTENT}.isa.gfx942", "Gfx942"), "row_major", MAX_ROWS_GFX942, frozenset({4}),
-        LAYER_LAUNCHES | FFN_LAUNCHES,
+        (f"{_PERSISTENT}.isa.gfx942", "Gfx942"), "row_major", MAX_ROWS_GFX942, frozenset({4})
     ),
-}  # fmt: skip
-
-
-def takes_launches(arch: str) -> bool:
-    """Whether a server on ``arch`` runs these kernels."""
-    return arch in ARCHITECTURES and not ARCHITECTURES[arch].missing
+}
 
 
 def _architecture(arch: str) -> Architecture:
@@ -118,12 +101,11 @@ def kernel_build(kind: str, geometry: FfnGeometry, arch: str) -> Build:
         KernelBuildError: there is no such kernel for ``arch``.
     """
     there = _architecture(arch)
-    is_there = kind in there.launches and geometry.tp in there.tp_sizes
-    if not is_there or geometry.rows > there.max_rows:
-        known, sizes = ", ".join(sorted(there.launches)), " and ".join(map(str, sorted(there.tp_sizes)))
+    if geometry.tp not in there.tp_sizes or geometry.rows > there.max_rows:
+        sizes = " and ".join(map(str, sorted(there.tp_sizes)))
         raise KernelBuildError(
-            f"no mono kernel {kind} of {geometry.rows} rows at TP {geometry.tp} for {arch}, there are "
-            f"{known} of up to {there.max_rows} at TP {sizes}"
+            f"no mono kernel {kind} of {geometry.rows} rows at TP {geometry.tp} for {arch}, there are some "
+            f"of up to {there.max_rows} at TP {sizes}"
         )
     what = KINDS[kind]
 
