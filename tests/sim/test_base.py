@@ -12,6 +12,7 @@ from base import layer as whole
 from cdnasim import Device
 
 full = pytest.mark.full
+long = pytest.mark.timeout(6 * 3600)  # on a machine that does other work, too
 # rows, TP, architecture. gfx942's kernels are for TP4 and at most 42 rows.
 CASES = [
     pytest.param(1, 2, "gfx950"),
@@ -45,6 +46,7 @@ def check(result: dict[str, tuple[float, float]]) -> None:
     assert cosine > 0.9998 and relative < 0.02, ("out", cosine, relative)
 
 
+@long
 @pytest.mark.parametrize("rows, tp, arch", CASES)
 def test_ffn_launch(rows: int, tp: int, arch: str) -> None:
     case = ffn.FfnCase(rows, tp, arch)
@@ -59,6 +61,7 @@ def test_ffn_launch(rows: int, tp: int, arch: str) -> None:
         assert torch.equal(rank["out"], out)
 
 
+@long
 @pytest.mark.parametrize(
     "rows, tp, arch", [pytest.param(1, 2, "gfx950"), pytest.param(6, 4, "gfx942", marks=full)]
 )
@@ -105,6 +108,7 @@ def test_k1() -> None:
     check_k1(run.compare_k1())
 
 
+@long
 @pytest.mark.parametrize(
     "rows, tp, arch, ratio, memory",
     [
