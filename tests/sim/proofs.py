@@ -57,7 +57,15 @@ SUBJECTS = {
     "test_swa": (AMD / "ops/swa_decode_meta.py",),
     "test_base": (ROOT / "build/base/vllm/models/deepseek_v41/amd/mono",),
 }
-INSTRUMENT = (ROOT / "src/cdnasim", ROOT / "tests/sim/mono", ROOT / "tests/sim/base")
+# What executes a kernel, without what is beside it (real GPUs, times, pictures).
+SIMULATOR = (
+    ROOT / "src/cdnasim/core",
+    *(
+        ROOT / f"src/cdnasim/{name}.py"
+        for name in ("counts", "device", "errors", "native", "opcodes", "operands", "program")
+    ),
+)
+TESTS = ROOT / "tests/sim"
 BATCH = 4  # cases a process: weights and outputs in exact memory are made once a process
 
 
@@ -95,6 +103,34 @@ def hash_of(paths: tuple[Path, ...]) -> str:
     return digest.hexdigest()[:16]
 
 
+def _module_files(name: str) -> list[Path]:
+    """The file of a module of tests/sim, if it is one."""
+    path = TESTS.joinpath(*name.split("."))
+    return [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
+
+
+def instrument_files(file: Path) -> tuple[Path, ...]:
+    """A test file and the modules of tests/sim that it imports, directly or not."""
+    found, waiting = set(), [file]
+    while waiting:
+        one = waiting.pop()
+        if one in found:
+            continue
+        found.add(one)
+        package = ".".join(one.parent.relative_to(TESTS).parts)
+        for node in ast.walk(ast.parse(one.read_text())):
+            if isinstance(node, ast.Import):
+                names = [name.name for name in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                above = f"{package}." if node.level else ""
+                base = above.rstrip(".") if not node.module else above + node.module
+                names = [base, *(f"{base}.{name.name}" for name in node.names)]
+            else:
+                continue
+            waiting += [path for name in names for path in _module_files(name)]
+    return tuple(sorted(found))
+
+
 @dataclass(frozen=True)
 class Hashes:
     subject: str
@@ -109,7 +145,7 @@ def hashes(file: str) -> Hashes:
     paths = next((paths for stem, paths in SUBJECTS.items() if file.startswith(stem)), ())
     subject = f"{hash_of(tuple(paths))} flydsl {compiler}" if paths else ""
     reference = hash_of((AMD / "mono/reference",)) if paths == KERNELS else ""
-    return Hashes(subject, hash_of((*INSTRUMENT, ROOT / "tests/sim" / file)), reference)
+    return Hashes(subject, hash_of((*SIMULATOR, *instrument_files(TESTS / file))), reference)
 
 
 # ---- the ledger

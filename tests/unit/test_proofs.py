@@ -61,9 +61,11 @@ class Tree:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
-    for folder in ("docs", "src/cdnasim", "tests/sim/mono", "tests/sim/base"):
+    for folder in ("docs", "src/cdnasim/core", "tests/sim/mono", "tests/sim/base"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "src/cdnasim/core.cpp").write_text("int answer = 42;\n")
+    (tmp_path / "src/cdnasim/core/core.cpp").write_text("int answer = 42;\n")
+    for name in ("counts", "device", "errors", "native", "opcodes", "operands", "program", "timing"):
+        (tmp_path / f"src/cdnasim/{name}.py").touch()
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["full: long"]\n')
     (tmp_path / "tests/sim/test_flow.py").write_text(TESTS)
     shutil.copy(SIM / "proofs.py", tmp_path / "tests/sim/proofs.py")
@@ -83,8 +85,11 @@ def test_what_passed_is_kept_and_what_failed_is_run_again(tree: Tree) -> None:
 
 def test_a_changed_instrument_makes_a_pass_an_earlier_one(tree: Tree) -> None:
     assert tree.run("--only", "good").returncode == 0
-    core = tree.root / "src/cdnasim/core.cpp"
-    core.write_text("int answer = 43;\n")
+    (tree.root / "src/cdnasim/timing.py").write_text("beside = 1\n")
+    (tree.root / "tests/sim/mono/other.py").write_text("beside = 1\n")
+    tree.run("--table")
+    assert tree.row("test_good")[:5] == ["6", "6", "0", "0", "0"]
+    (tree.root / "src/cdnasim/core/core.cpp").write_text("int answer = 43;\n")
     tree.run("--table")
     assert tree.row("test_good")[:5] == ["6", "0", "6", "0", "0"]
     assert "6 long cases, 0 hold, 6 to run" in tree.run("--only", "good").stdout
@@ -95,6 +100,19 @@ def test_comments_and_docstrings_change_nothing(tree: Tree) -> None:
     (tree.root / "tests/sim/test_flow.py").write_text('"""What it is."""\n# why\n' + TESTS)
     tree.run("--table")
     assert tree.row("test_good")[:2] == ["6", "6"]
+
+
+def test_what_a_test_imports_is_its_instrument(tree: Tree) -> None:
+    """Also what its modules import, by relative names or within functions."""
+    sim = tree.root / "tests/sim"
+    (sim / "mono/__init__.py").touch()
+    (sim / "mono/near.py").write_text("def f():\n    from .far import x\n")
+    (sim / "mono/far.py").write_text("x = 1\n")
+    (sim / "test_flow.py").write_text("from mono import near\n" + TESTS)
+    assert tree.run("--only", "good").returncode == 0
+    (sim / "mono/far.py").write_text("x = 2\n")
+    tree.run("--table")
+    assert tree.row("test_good")[:5] == ["6", "0", "6", "0", "0"]
 
 
 SOURCES = """
