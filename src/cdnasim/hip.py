@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes as C
 import functools
+import math
 import struct
 import tempfile
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ import torch
 from .device import Device
 from .program import ARCHES, Kernel
 
+UNCACHED = 3  # hipDeviceMallocUncached
 BUFFER_POINTER, BUFFER_SIZE, CONFIG_END = 1, 2, 3  # HIP_LAUNCH_PARAM_*
 SIMULATOR_ONLY = (
     "seed",
@@ -37,6 +39,18 @@ SIMULATOR_ONLY = (
     "count_traffic",
     "threads",
 )
+
+
+class _Bytes:
+    """Memory that torch takes by the array interface that it reads for ROCm's memory, too."""
+
+    def __init__(self, address: int, count: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (count,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
 
 
 class GpuLike(Protocol):
@@ -53,6 +67,17 @@ class GpuLike(Protocol):
 
     def empty(
         self, *shape: int, dtype: torch.dtype = ..., name: str = ..., rank: int = ..., peer: bool = ...
+    ) -> torch.Tensor: ...
+
+    def register(
+        self,
+        tensor: torch.Tensor,
+        name: str = ...,
+        rank: int = ...,
+        *,
+        peer: bool = ...,
+        read_only: bool = ...,
+        track: bool = ...,
     ) -> torch.Tensor: ...
 
     def prepare(
@@ -161,6 +186,19 @@ class HipDevice:
         """A copy of ``data`` on GPU ``rank``."""
         return data.detach().clone(memory_format=torch.contiguous_format).to(self._place(rank))
 
+    def register(
+        self,
+        tensor: torch.Tensor,
+        name: str = "tensor",
+        rank: int = 0,
+        *,
+        peer: bool = False,
+        read_only: bool = False,
+        track: bool = False,
+    ) -> torch.Tensor:
+        """``tensor`` in memory of GPU ``rank``: a GPU cannot take the CPU's own, so this is a copy."""
+        return tensor.to(self._place(rank))
+
     def zeros(
         self,
         *shape: int,
@@ -169,8 +207,20 @@ class HipDevice:
         rank: int = 0,
         peer: bool = False,
     ) -> torch.Tensor:
-        """Zeroed memory of GPU ``rank``; the other ranks reach it (peer access is on)."""
-        return torch.zeros(*shape, dtype=dtype, device=self._place(rank))
+        """Zeroed memory of GPU ``rank``; the other ranks reach it (peer access is on). ``peer``: uncached,
+        so that what one rank stores at system scope is what another loads; kept for the process."""
+        if not peer:
+            return torch.zeros(*shape, dtype=dtype, device=self._place(rank))
+        count = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
+        self._on(rank)
+        address = C.c_void_p()
+        self._call("hipExtMallocWithFlags", C.byref(address), C.c_size_t(count), UNCACHED)
+        out = self._at(address.value or 0, count, rank).view(dtype).view(*shape)
+        return out.zero_()
+
+    def _at(self, address: int, count: int, rank: int) -> torch.Tensor:
+        """``count`` bytes at an address of GPU ``rank``."""
+        return torch.as_tensor(_Bytes(address, count), device=self._place(rank))
 
     def empty(
         self,

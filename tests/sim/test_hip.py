@@ -58,7 +58,21 @@ def test_body_on_the_simulator(name: str, arch: str) -> None:
     BODIES[name](Device(arch))
 
 
-@pytest.mark.parametrize("name", ["tensor", "zeros", "empty", "prepare", "run", "launch"])
+def test_memory_of_peers_is_uncached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cached memory would keep one rank's system-scope stores from another's loads."""
+    hip, memory = Hip(), torch.full((96,), 7, dtype=torch.uint8)
+    dev = HipDevice("gfx950", ranks=2, library=hip, gpu=gpu(2))
+    monkeypatch.setattr(dev, "_at", lambda address, count, rank: memory[:count])
+    out = dev.zeros(3, 8, dtype=torch.int32, rank=1, peer=True)
+    assert out.shape == (3, 8) and out.dtype == torch.int32 and not memory.any()
+    (name, args), before = hip.calls[-1], hip.calls[-2]
+    assert (name, args[1].value, args[2]) == ("hipExtMallocWithFlags", 96, 3)
+    assert before == ("hipSetDevice", (1,))
+    with pytest.raises(RuntimeError, match="hipExtMallocWithFlags failed with HIP error 2"):
+        HipDevice("gfx950", library=Hip(hipExtMallocWithFlags=2), gpu=gpu()).zeros(4, peer=True)
+
+
+@pytest.mark.parametrize("name", ["tensor", "register", "zeros", "empty", "prepare", "run", "launch"])
 def test_calls_take_the_same_arguments(name: str) -> None:
     ours, theirs = (inspect.signature(getattr(c, name)) for c in (Device, HipDevice))
     assert [(p.name, p.kind, p.default) for p in ours.parameters.values()] == [
@@ -78,7 +92,7 @@ def test_a_launch_asks_hip_for_the_right_things() -> None:
     hip = Hip()
     dev = HipDevice("gfx950", ranks=2, library=hip, gpu=gpu(2))
     dev._place = lambda rank: torch.device("cpu")  # type: ignore[method-assign]
-    buffers = [dev.zeros(64, dtype=torch.int32, rank=r, peer=True) for r in range(2)]
+    buffers = [dev.zeros(64, dtype=torch.int32, rank=r) for r in range(2)]
     k = kernel()
     dev.run([dev.prepare(k, (3, 2), 128, [buffers[r]], rank=r, lds_bytes=1024) for r in range(2)])
     names = [name for name, _ in hip.calls]

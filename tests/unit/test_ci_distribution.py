@@ -29,6 +29,8 @@ def faults(step):
     found = [] if re.search(rf"device: {step.device}$", text, re.MULTILINE) else [f"no agent {step.device}"]
     for command in step.commands:
         program, *words = shlex.split(command)
+        if program == "env":
+            program, *words = (word for word in words if "=" not in word)
         if program == "pytest":
             root = PROJECT.base if step.key.startswith("distribution-vllm") else PROJECT.root
             found += [f"no file {w}" for w in words if w.startswith("tests/") and not (root / w).exists()]
@@ -54,6 +56,10 @@ def test_every_step_names_what_exists():
 
 FAULTS = {
     "agent": ({"device": "mi300_9"}, "no agent mi300_9"),
+    "file behind env": (
+        {"commands": ("env A=1 pytest tests/device/moved.py",)},
+        "no file tests/device/moved.py",
+    ),
     "file": ({"commands": ("pytest tests/device/moved.py",)}, "no file tests/device/moved.py"),
     "flag": ({"commands": ("rocm-overlay compare a b --fail-slow",)}, None),
     "unknown flag": ({"commands": ("rocm-overlay compare a b --quick",)}, "does not take"),
@@ -69,11 +75,24 @@ def test_a_planted_fault_is_found(change, says):
     assert (says is None and not found) or any(says in line for line in found)
 
 
-def test_both_generations_have_kernels_layers_and_a_nightly():
-    for kind in ("kernels", "layers", "nightly"):
+def test_both_generations_have_kernels_numerics_layers_and_a_nightly():
+    for kind in ("kernels", "numerics", "race-stress", "layers", "nightly"):
         assert {f"distribution-{kind}-mi300", f"distribution-{kind}-mi355"} <= {step.key for step in STEPS}
     nightly = [step for step in PIPELINE["steps"] if "nightly" in step["key"]]
     assert all(step["optional"] and "--fail-slower" in step["commands"][-1] for step in nightly)
+
+
+def test_the_race_stress_asks_for_a_hundred_thousand_replays():
+    """Both steps run the one test that reads ``MONO_REPLAYS``, by a word that its name has."""
+    stress = [step for step in STEPS if "race-stress" in step.key]
+    text = (PROJECT.root / "tests/device/test_mono_on_gpu.py").read_text()
+    for one in stress:
+        (command,) = one.commands
+        assert "MONO_REPLAYS=100000" in shlex.split(command)
+        word = shlex.split(command)[-1]
+        (test,) = re.findall(rf"^def (test_\w*{word}\w*)", text, re.MULTILINE)
+        assert "MONO_REPLAYS" in text and test
+    assert len(stress) == 2
 
 
 @pytest.mark.parametrize("file", sorted((PROJECT.root / "ci/sessions").glob("*.yaml")), ids=lambda f: f.stem)
