@@ -30,7 +30,7 @@ test-full: setup ## every test
 	@$(PYTEST) -n 2 --dist loadgroup
 
 proofs: setup ## the long proofs, from where the last run stopped: docs/proofs.md (MINUTES=60, JOBS=2, ONLY="WORD ..")
-	@.venv/bin/python tests/sim/proofs.py --minutes $(or $(MINUTES),60) --jobs $(or $(JOBS),2) $(if $(ONLY),--only $(ONLY))
+	@set -f; .venv/bin/python tests/sim/proofs.py --minutes "$(or $(MINUTES),60)" --jobs "$(or $(JOBS),2)" $${ONLY:+--only $$ONLY}
 
 test-device: setup ## the tests that need a GPU, AMD or NVIDIA
 	@$(PYTEST) tests/device

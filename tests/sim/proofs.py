@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import queue
 import re
@@ -29,7 +30,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -148,9 +149,49 @@ def hashes(file: str) -> Hashes:
     return Hashes(subject, hash_of((*SIMULATOR, *instrument_files(TESTS / file))), reference)
 
 
+def forget() -> None:
+    """Have the next hashes be of the files as they are then."""
+    hash_of.cache_clear()
+    hashes.cache_clear()
+
+
 # ---- the ledger
+FIELDS = {"result": str, "subject": str, "instrument": str, "reference": str, "cpu_s": int, "codes": dict}
+
+
+class LedgerError(Exception):
+    """The ledger cannot be read, or nothing can be written beside it."""
+
+
 def read(ledger: Path) -> dict[str, dict[str, object]]:
-    return json.loads(ledger.read_text()) if ledger.exists() else {}
+    """Raises ``LedgerError`` for what ``record`` cannot have written."""
+    if not ledger.exists():
+        return {}
+    way_out = f"take the last whole one (git checkout {ledger.parent.name}/{ledger.name}) or remove it"
+    try:
+        entries = json.loads(ledger.read_text())
+    except ValueError as error:
+        raise LedgerError(f"{ledger} is no JSON ({error}): {way_out}") from None
+    if not isinstance(entries, dict):
+        raise LedgerError(f"{ledger} holds a {type(entries).__name__}, wanted an entry a case: {way_out}")
+    for case, entry in entries.items():
+        fields = entry if isinstance(entry, dict) else {}
+        wrong = [name for name, kind in FIELDS.items() if not isinstance(fields.get(name), kind)]
+        if wrong:
+            raise LedgerError(f"{ledger}: {case} has no valid {', '.join(wrong)}: {way_out}")
+    return entries
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file, whole or not at all. Raises ``LedgerError``."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(text)
+        part.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise LedgerError(f"{path} cannot be written ({error}), it is as it was") from error
 
 
 @contextmanager
@@ -163,14 +204,19 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def record(ledger: Path, case: str, entry: dict[str, object]) -> None:
-    """Add or replace one case's entry; other processes may do so at once."""
+def record(
+    ledger: Path, case: str, entry: dict[str, object], instead_of: dict[str, object] | None = None
+) -> bool:
+    """Add or replace one case's entry; other processes may do so at once. With ``instead_of`` only where
+    that is the entry. Returns whether it was written. Raises ``LedgerError``."""
     with _alone(ledger.parent):
-        entries = read(ledger) | {case: entry}
+        entries = read(ledger)
+        if instead_of is not None and entries.get(case) != instead_of:
+            return False
+        entries[case] = entry
         lines = [f"{json.dumps(name)}: {json.dumps(entries[name])}" for name in sorted(entries)]
-        work = ledger.with_suffix(f".{os.getpid()}")
-        work.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-        work.replace(ledger)
+        replace(ledger, "{\n" + ",\n".join(lines) + "\n}\n")
+        return True
 
 
 def state(case: str, entries: dict[str, dict[str, object]]) -> str:
@@ -211,19 +257,27 @@ def codes_of(builds: dict[str, Path]) -> dict[str, str]:
     return {build: code_of(build) for build in sorted(builds)}
 
 
-def carry(ledger: Path) -> tuple[int, int]:
-    """Give passes on other kernel sources the subject at hand, where the reference is the same and every
-    build of theirs compiles to the same machine code. Returns how many are (kept, left)."""
+def same_code(codes: object) -> bool:
+    """Whether every build still compiles, to this machine code."""
+    assert isinstance(codes, dict)
+    try:
+        return bool(codes) and all(code_of(build) == code for build, code in codes.items())
+    except (RuntimeError, KeyError, TypeError) as error:  # a kind or a field that is not there any more
+        print(f"cannot be compared: {str(error).strip()[-300:]}")
+        return False
+
+
+def carry(ledger: Path, cases: Iterable[str]) -> tuple[int, int]:
+    """Give passes of ``cases`` on other kernel sources the subject at hand, where the reference is the same
+    and every build of theirs compiles to the same machine code. Returns how many are (kept, left)."""
     kept = left = 0
-    for case, entry in sorted(read(ledger).items()):
-        now = hashes(case.split("::")[0])
+    entries = read(ledger)
+    for case in sorted(entries.keys() & set(cases)):
+        entry, now = entries[case], hashes(case.split("::")[0])
         if entry["subject"] == now.subject or entry["result"] != "passed":
             continue
-        codes = entry["codes"]
-        assert isinstance(codes, dict)
-        same = bool(codes) and entry["reference"] == now.reference
-        if same and all(code_of(build) == code for build, code in codes.items()):
-            record(ledger, case, entry | {"subject": now.subject})
+        same = entry["reference"] == now.reference and same_code(entry["codes"])
+        if same and record(ledger, case, entry | {"subject": now.subject}, instead_of=entry):
             kept += 1
         else:
             left += 1
@@ -233,6 +287,37 @@ def carry(ledger: Path) -> tuple[int, int]:
 # ---- as pytest's plugin: records what passes and fails
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--ledger", type=Path, help="where a case's outcome is written")
+    parser.addoption("--parent-pipe", type=int, help="a pipe whose other end closes with the runner")
+
+
+# Hashes of the test files to run, before any of their sources is imported.
+AT_START: dict[str, Hashes] = {}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for argument in config.args:
+        file = Path(argument.split("::")[0]).name
+        if (TESTS / file).is_file():
+            AT_START[file] = hashes(file)
+    pipe = config.getoption("--parent-pipe")
+    if pipe is not None:
+        threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
+
+
+def _end_with_parent(pipe: int) -> None:
+    """End this process and what it started when the runner has ended, however it did."""
+    while os.read(pipe, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+def unchanged(file: str) -> bool:
+    """Whether the sources are those that this process has imported."""
+    forget()
+    try:
+        return hashes(file) == AT_START[file]
+    except (OSError, SyntaxError):  # in the middle of an edit
+        return False
 
 
 @pytest.hookimpl(wrapper=True)
@@ -242,9 +327,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         item.stash[STARTED] = time.process_time()
     if (call.when == "call" or report.failed) and not report.skipped:
         case = f"{item.path.name}::{item.nodeid.split('::', 1)[1]}"
+        if not unchanged(item.path.name):
+            item.session.shouldstop = f"{case} is not recorded: sources were changed while it ran"
+            return report
         entry = {
             "result": report.outcome,
-            **vars(hashes(item.path.name)),
+            **vars(AT_START[item.path.name]),
             "cpu_s": round(time.process_time() - item.stash.get(STARTED, time.process_time())),
             "codes": codes_of(asked()),
         }
@@ -257,18 +345,8 @@ STARTED = pytest.StashKey[float]()
 
 # ---- the run
 def command(*arguments: str) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-o",
-        "addopts=",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        *arguments,
-    ]
+    plain = ["-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    return [sys.executable, "-m", "pytest", *plain, *arguments]
 
 
 def environment() -> dict[str, str]:
@@ -276,6 +354,7 @@ def environment() -> dict[str, str]:
     return os.environ | {
         "PYTHONPATH": os.pathsep.join([here, *filter(None, sys.path)]),
         "PYTHONUNBUFFERED": "1",  # a case's line is wanted when it ends
+        "PYTEST_ADDOPTS": "",  # what is printed is read
     }
 
 
@@ -322,23 +401,40 @@ def batches(cases: list[str]) -> list[list[str]]:
 
 
 class Pool:
-    """Runs batches in ``jobs`` processes until ``minutes`` are over."""
+    """Runs batches in ``jobs`` processes until ``minutes`` are over. The processes and what they start end
+    then, with an interrupt, and with this process."""
 
     def __init__(self, jobs: int, minutes: float) -> None:
         self.until = time.monotonic() + 60 * minutes
         self.jobs, self.left, self.failed = jobs, queue.Queue[list[str]](), False
         self.lock = threading.Lock()
+        self.children: set[subprocess.Popen[str]] = set()
 
     def run(self, cases: list[str]) -> bool:
         """Whether none failed."""
         for batch in batches(cases):
             self.left.put(batch)
         workers = [threading.Thread(target=self._work) for _ in range(self.jobs)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        over = threading.Timer(min(self.until - time.monotonic(), threading.TIMEOUT_MAX), self.stop)
+        for thread in (over, *workers):
+            thread.start()
+        try:
+            for worker in workers:
+                worker.join()
+        finally:
+            over.cancel()
+            self.stop()
+            for worker in workers:
+                worker.join()
         return not self.failed
+
+    def stop(self) -> None:
+        """End what runs, unrecorded, and begin nothing more."""
+        with self.lock:
+            self.until = -math.inf
+            for child in self.children:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
 
     def _work(self) -> None:
         while time.monotonic() < self.until:
@@ -350,28 +446,49 @@ class Pool:
 
     def _one(self, batch: list[str]) -> None:
         names = [f"tests/sim/{case}" for case in batch]
-        child = subprocess.Popen(
-            command("-p", "proofs", "--ledger", str(LEDGER), "-v", "--tb=short", *names),
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment(),
-        )
-        stop = threading.Timer(max(0.0, self.until - time.monotonic()), child.send_signal, [signal.SIGKILL])
-        stop.start()
+        alive, ours = os.pipe()
+        plugin = ["-p", "proofs", "--ledger", str(LEDGER), "--parent-pipe", str(alive), "-v", "--tb=short"]
+        try:
+            with self.lock:
+                if time.monotonic() >= self.until:
+                    return
+                child = subprocess.Popen(
+                    command(*plugin, *names),
+                    cwd=ROOT,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    env=environment(),
+                    pass_fds=[alive],
+                    start_new_session=True,
+                )
+                self.children.add(child)
+            lines = self._follow(child)
+            # Not waited for under the lock that stop takes: its number is not another's until then.
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+            with self.lock:
+                self.children.remove(child)
+                stopped = self.until == -math.inf
+            status = child.wait()
+        finally:
+            os.close(alive)
+            os.close(ours)
+        if status == 0 or (stopped and status == -signal.SIGKILL):
+            return
+        with self.lock:
+            self.failed = True
+        what = f"ended by signal {-status}: not recorded" if status < 0 else f"exit status {status}"
+        print("".join(lines[-60:]) + f"{what}: {', '.join(batch)}", flush=True)
+
+    def _follow(self, child: subprocess.Popen[str]) -> list[str]:
+        """What it prints, to its end; a case's line is printed when it comes."""
         assert child.stdout is not None
         lines = []
         for line in child.stdout:
             lines.append(line)
             if re.search(r" (PASSED|FAILED|ERROR)\b.*%\]", line):
                 print(time.strftime("%H:%M:%S"), line.split("::", 1)[1].rstrip(), flush=True)
-        status = child.wait()
-        stop.cancel()
-        if status not in (0, -signal.SIGKILL):
-            with self.lock:
-                self.failed = True
-            print("".join(lines[-60:]), flush=True)
+        return lines
 
 
 # ---- the table
@@ -416,7 +533,7 @@ def table_text(cases: list[str]) -> str:
     return "\n".join(out) + "\n"
 
 
-def main() -> int:
+def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -428,24 +545,48 @@ def main() -> int:
         "--carry", action="store_true", help="keep passes on the same machine code; run nothing"
     )
     given = parser.parse_args()
-    if given.jobs < 1 or given.minutes <= 0:
-        parser.error(f"--jobs {given.jobs} --minutes {given.minutes:g}: both must be above 0")
+    if given.jobs < 1 or not 0 < given.minutes < math.inf:
+        parser.error(f"--jobs {given.jobs} --minutes {given.minutes:g}: both must be above 0 and finite")
+    return given
+
+
+def run(picked: list[str], jobs: int, minutes: float) -> int:
+    """Run those that do not hold; the exit status."""
+    entries = read(LEDGER)
+    order = {"failed": 0, "missing": 0, "earlier": 1}
+    wanted = [case for case in picked if state(case, entries) != "holds"]
+    wanted.sort(key=lambda case: order[state(case, entries)])
+    print(f"{len(picked)} long cases, {len(picked) - len(wanted)} hold, {len(wanted)} to run", flush=True)
+    try:
+        return int(not Pool(jobs, minutes).run(wanted))
+    except KeyboardInterrupt:
+        print("interrupted: what ended before is kept", flush=True)
+        return 128 + signal.SIGINT
+
+
+def main() -> int:
+    given = options()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     cases = collect()
     picked = chosen(cases, given.only)
-    good = True
-    if given.carry:
-        kept, left = carry(LEDGER)
-        print(f"{kept} passes are of the same machine code, {left} are not")
-    elif not given.table:
-        entries = read(LEDGER)
-        order = {"failed": 0, "missing": 0, "earlier": 1}
-        wanted = [case for case in picked if state(case, entries) != "holds"]
-        wanted.sort(key=lambda case: order[state(case, entries)])
-        print(f"{len(picked)} long cases, {len(picked) - len(wanted)} hold, {len(wanted)} to run", flush=True)
-        good = Pool(given.jobs, given.minutes).run(wanted)
-    TABLE.write_text(table_text(cases))
+    status = 0
+    try:
+        with _alone(LEDGER.parent):  # before hours of work that could not be kept
+            replace(TABLE, table_text(cases))
+        if given.carry:
+            kept, left = carry(LEDGER, cases)
+            print(f"{kept} passes are of the same machine code, {left} are not")
+        elif not given.table:
+            status = run(picked, given.jobs, given.minutes)
+        forget()
+        with _alone(LEDGER.parent):
+            replace(TABLE, table_text(cases))
+        if gone := sorted(read(LEDGER).keys() - set(cases)):
+            print(f"{len(gone)} entries of cases that there are not: {', '.join(gone)}")
+    except LedgerError as error:
+        raise SystemExit(str(error)) from None
     print(TABLE.read_text())
-    return int(not good)
+    return status
 
 
 if __name__ == "__main__":

@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -198,6 +202,8 @@ def test_time_that_is_over_ends_a_case_unrecorded(tree: Tree) -> None:
         (("--only", "god"), "--only god: no long case"),
         (("--jobs", "0"), "both must be above 0"),
         (("--minutes", "-1"), "both must be above 0"),
+        (("--minutes", "nan"), "both must be above 0 and finite"),
+        (("--minutes", "inf"), "both must be above 0 and finite"),
     ],
 )
 def test_a_wrong_request_is_refused(tree: Tree, arguments: tuple[str, ...], wanted: str) -> None:
@@ -205,6 +211,198 @@ def test_a_wrong_request_is_refused(tree: Tree, arguments: tuple[str, ...], want
     assert done.returncode != 0
     assert wanted in done.stderr
     assert not (tree.root / "docs/proofs.json").exists()
+
+
+def until(what: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process is gone, or a zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+WITH_A_CHILD = """
+import subprocess, sys
+from pathlib import Path
+import pytest
+
+@pytest.mark.full
+@pytest.mark.parametrize("n", range(2))
+def test_child(n):
+    if n:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        Path("pid.part").write_text(str(child.pid))
+        Path("pid.part").rename("pid")
+        child.wait()
+
+@pytest.mark.full
+def test_next():
+    Path("next").touch()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_what_runs_ends_with_the_runner(tree: Tree, number: signal.Signals) -> None:
+    """Also what a case has started. What ended before is kept, and nothing more begins."""
+    (tree.root / "tests/sim/test_flow.py").write_text(WITH_A_CHILD)
+    command = [sys.executable, "tests/sim/proofs.py", "--jobs", "1"]
+    runner = subprocess.Popen(command, cwd=tree.root, stdout=subprocess.PIPE, text=True)
+    try:
+        until((tree.root / "pid").exists)
+        child = int((tree.root / "pid").read_text())
+        assert not ended(child)
+        runner.send_signal(number)
+        out = runner.communicate(timeout=60)[0]
+        until(lambda: ended(child), 20)
+    finally:
+        runner.kill()
+    assert set(tree.ledger()) == {"test_flow.py::test_child[0]"}
+    assert not (tree.root / "next").exists()
+    if number != signal.SIGKILL:
+        assert runner.returncode == 130 and "interrupted: what ended before is kept" in out
+        assert tree.row("test_child")[:5] == ["2", "1", "0", "1", "0"]
+
+
+def test_what_a_case_has_started_ends_with_the_time(tree: Tree) -> None:
+    (tree.root / "tests/sim/test_flow.py").write_text(WITH_A_CHILD)
+    assert tree.run("--jobs", "1", "--minutes", "0.15").returncode == 0
+    assert ended(int((tree.root / "pid").read_text()))
+    assert not (tree.root / "next").exists()
+
+
+def test_a_case_that_is_killed_is_no_end_of_the_time(tree: Tree) -> None:
+    """As where memory runs out."""
+    text = TESTS.replace("time.sleep(600)", "import os; os.kill(os.getpid(), 9)")
+    (tree.root / "tests/sim/test_flow.py").write_text(text)
+    done = tree.run("--only", "slow")
+    assert done.returncode == 1
+    assert "ended by signal 9: not recorded: test_flow.py::test_slow" in done.stdout
+
+
+def test_a_pass_of_sources_that_were_edited_meanwhile_is_not_recorded(tree: Tree) -> None:
+    """What ran was imported before; its hash would be that of what did not run."""
+    edit = 'open("src/cdnasim/core/core.cpp", "a").write("int more;")'
+    text = TESTS.replace("assert n >= 0", f"if n == 1: {edit}")
+    (tree.root / "tests/sim/test_flow.py").write_text(text)
+    done = tree.run("--only", "test_good", "--jobs", "1")
+    assert done.returncode == 1
+    assert "test_good[1] is not recorded: sources were changed while it ran" in done.stdout
+    assert "PASSED" in done.stdout
+    good = {case for case in PASSED if case[-2] in "45"}  # of the second process, and its sources
+    assert set(tree.ledger()) == good | {"test_flow.py::test_good[0]"}
+    assert tree.row("test_good")[:5] == ["6", "2", "1", "3", "0"]
+
+
+ENTRY = {"result": "passed", "subject": "", "instrument": "", "reference": "", "cpu_s": 1, "codes": {}}
+
+
+@pytest.mark.parametrize(
+    "text, wanted",
+    [
+        ('{"a": ', "is no JSON"),
+        ("[]", "holds a list, wanted an entry a case"),
+        ('{"test_flow.py::test_bad": {"result": "passed"}}', "test_bad has no valid subject, instrument"),
+        (json.dumps({"test_flow.py::test_bad": ENTRY | {"cpu_s": "?"}}), "test_bad has no valid cpu_s"),
+    ],
+)
+def test_a_ledger_that_is_not_whole_is_refused_and_left(tree: Tree, text: str, wanted: str) -> None:
+    (tree.root / "docs/proofs.json").write_text(text)
+    for arguments in ((), ("--table",), ("--carry",)):
+        done = tree.run(*arguments)
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        assert wanted in done.stderr and "git checkout docs/proofs.json" in done.stderr
+    assert (tree.root / "docs/proofs.json").read_text() == text
+
+
+def test_what_cannot_be_kept_is_not_run(tree: Tree) -> None:
+    (tree.root / "docs/proofs.md.part").mkdir()
+    done = tree.run("--only", "slow")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "proofs.md cannot be written" in done.stderr
+
+
+def test_a_write_that_fails_leaves_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = tmp_path / "proofs.json"
+    assert proofs.record(ledger, "a", dict(ENTRY))
+    before = ledger.read_text()
+
+    def full(path: Path, text: str) -> int:
+        with path.open("w") as out:
+            out.write(text[:9])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(proofs.LedgerError, match=r"No space left on device.*it is as it was"):
+        proofs.record(ledger, "b", dict(ENTRY))
+    assert ledger.read_text() == before and list(tmp_path.iterdir()) == [ledger]
+
+
+def test_an_entry_that_has_changed_meanwhile_is_not_carried_over(tmp_path: Path) -> None:
+    ledger = tmp_path / "proofs.json"
+    failed = ENTRY | {"result": "failed"}
+    proofs.record(ledger, "a", failed)
+    assert not proofs.record(ledger, "a", ENTRY | {"subject": "b"}, instead_of=dict(ENTRY))
+    assert proofs.read(ledger) == {"a": failed}
+
+
+def test_entries_of_tests_that_went_are_named_and_in_nobodys_way(kernels: Tree) -> None:
+    shutil.move(kernels.root / "tests/sim/test_mono_flow.py", kernels.root / "tests/sim/test_mono_new.py")
+    change(kernels, "kernels/ffn.py")
+    done = kernels.run("--carry")
+    assert "0 passes are of the same machine code, 0 are not" in done.stdout
+    assert "2 entries of cases that there are not: test_mono_flow.py::test_launch" in done.stdout
+
+
+def test_a_build_that_cannot_be_made_any_more_is_left(kernels: Tree) -> None:
+    change(kernels, "kernels/ffn.py")
+    path = kernels.root / "tests/sim/mono/sources.py"
+    path.write_text(path.read_text().replace("return kind", "raise RuntimeError('it does not compile')"))
+    done = kernels.run("--carry")
+    assert "it does not compile" in done.stdout
+    assert "0 passes are of the same machine code, 2 are not" in done.stdout
+
+
+def test_pytests_own_options_in_the_environment_change_nothing(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-q -x --deselect tests/sim/test_flow.py::test_good")
+    assert "6 long cases, 0 hold, 6 to run" in tree.run("--only", "good").stdout
+    assert tree.row("test_good")[:5] == ["6", "6", "0", "0", "0"]
+
+
+@pytest.mark.parametrize(
+    "words", ["test_two_hundred_schedules[6-4", "a[bc] d", "it's", 'the "first"', "(a|b)", "a;b", "*"]
+)
+@pytest.mark.parametrize("by", ["argument", "environment"])
+def test_make_hands_words_on_as_they_are(tmp_path: Path, words: str, by: str) -> None:
+    """Brackets, quotes and stars of a case's name are none of the shell's."""
+    shutil.copy(proofs.ROOT / "Makefile", tmp_path)
+    (tmp_path / "ci").mkdir()
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / "abc").touch()
+    saved = f'#!{sys.executable}\nimport json, sys\njson.dump(sys.argv[1:], open("argv", "w"))\n'
+    for name, text in {
+        "ci/setup.sh": "#!/bin/sh\n",
+        ".venv/bin/rocm-overlay": "#!/bin/sh\n",
+        ".venv/bin/python": saved,
+    }.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    arguments, environment = ["make", "-s", "proofs"], dict(os.environ)
+    if by == "argument":
+        arguments.append(f"ONLY={words}")
+    else:
+        environment["ONLY"] = words
+    subprocess.run(arguments, cwd=tmp_path, env=environment, check=True)
+    wanted = ["tests/sim/proofs.py", "--minutes", "60", "--jobs", "2", "--only", *words.split()]
+    assert json.loads((tmp_path / "argv").read_text()) == wanted
 
 
 @pytest.mark.parametrize("name", ["down.py", "geometry.py", "gfx942.py", "handoff.py", "ffn.py"])
