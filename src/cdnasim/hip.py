@@ -183,7 +183,9 @@ class HipDevice:
         return torch.device(self._gpu.__name__.rsplit(".", 1)[-1], rank)
 
     def tensor(self, data: torch.Tensor, name: str = "tensor", rank: int = 0, **kind: bool) -> torch.Tensor:
-        """A copy of ``data`` on GPU ``rank``."""
+        """A copy of ``data`` on GPU ``rank``; ``peer``: as ``empty``'s."""
+        if kind.get("peer"):
+            return self._uncached(data.shape, data.dtype, rank).copy_(data.detach())
         return data.detach().clone(memory_format=torch.contiguous_format).to(self._place(rank))
 
     def register(
@@ -196,7 +198,10 @@ class HipDevice:
         read_only: bool = False,
         track: bool = False,
     ) -> torch.Tensor:
-        """``tensor`` in memory of GPU ``rank``: a GPU cannot take the CPU's own, so this is a copy."""
+        """``tensor`` in memory of GPU ``rank``: a GPU cannot take the CPU's own, so this is a copy;
+        ``peer``: as ``empty``'s."""
+        if peer:
+            return self._uncached(tensor.shape, tensor.dtype, rank).copy_(tensor)
         return tensor.to(self._place(rank))
 
     def zeros(
@@ -207,16 +212,19 @@ class HipDevice:
         rank: int = 0,
         peer: bool = False,
     ) -> torch.Tensor:
-        """Zeroed memory of GPU ``rank``; the other ranks reach it (peer access is on). ``peer``: uncached,
-        so that what one rank stores at system scope is what another loads; kept for the process."""
-        if not peer:
-            return torch.zeros(*shape, dtype=dtype, device=self._place(rank))
-        count = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
+        """Zeroed memory of GPU ``rank``; the other ranks reach it (peer access is on). ``peer``: as
+        ``empty``'s."""
+        return self.empty(*shape, dtype=dtype, rank=rank, peer=peer).zero_()
+
+    def _uncached(self, shape: Sequence[int], dtype: torch.dtype, rank: int) -> torch.Tensor:
+        """Memory of GPU ``rank`` as peers need it; none is allocated for no elements."""
+        count = math.prod(shape) * dtype.itemsize
+        if not count:
+            return torch.empty(*shape, dtype=dtype, device=self._place(rank))
         self._on(rank)
         address = C.c_void_p()
         self._call("hipExtMallocWithFlags", C.byref(address), C.c_size_t(count), UNCACHED)
-        out = self._at(address.value or 0, count, rank).view(dtype).view(*shape)
-        return out.zero_()
+        return self._at(address.value or 0, count, rank).view(dtype).view(*shape)
 
     def _at(self, address: int, count: int, rank: int) -> torch.Tensor:
         """``count`` bytes at an address of GPU ``rank``."""
@@ -230,7 +238,10 @@ class HipDevice:
         rank: int = 0,
         peer: bool = False,
     ) -> torch.Tensor:
-        """Memory of GPU ``rank`` with whatever is in it."""
+        """Memory of GPU ``rank`` with whatever is in it. ``peer``: uncached, so that what one rank stores at
+        system scope is what another loads; kept for the process."""
+        if peer:
+            return self._uncached(shape, dtype, rank)
         return torch.empty(*shape, dtype=dtype, device=self._place(rank))
 
     def prepare(
@@ -255,7 +266,11 @@ class HipDevice:
         return self._function(kernel, rank), sizes[0], sizes[1], argument_bytes(kernel, args), dynamic, rank
 
     def run(self, launches: Sequence[tuple[Any, ...]]) -> list[None]:
-        """Launch all, then wait for every GPU that took part."""
+        """Launch all, then wait for every GPU that took part. What was asked of any GPU before, such as
+        zeroing memory that another reaches, ends first: a GPU waits for its own work only."""
+        for rank in range(self.ranks):
+            self._on(rank)
+            self._call("hipDeviceSynchronize")
         keep = []
         for function, grid, block, data, dynamic, rank in launches:
             buffer, size = C.create_string_buffer(data, len(data)), C.c_size_t(len(data))

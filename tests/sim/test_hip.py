@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes as C
 import inspect
 import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -58,18 +59,44 @@ def test_body_on_the_simulator(name: str, arch: str) -> None:
     BODIES[name](Device(arch))
 
 
-def test_memory_of_peers_is_uncached(monkeypatch: pytest.MonkeyPatch) -> None:
+VALUES = torch.arange(24, dtype=torch.int32).view(3, 8)
+
+
+@pytest.mark.parametrize(
+    "make, wanted",
+    [
+        (lambda dev: dev.zeros(3, 8, dtype=torch.int32, rank=1, peer=True), torch.zeros_like(VALUES)),
+        (lambda dev: dev.empty(3, 8, dtype=torch.int32, rank=1, peer=True), None),
+        (lambda dev: dev.tensor(VALUES, rank=1, peer=True), VALUES),
+        (lambda dev: dev.register(VALUES, rank=1, peer=True), VALUES),
+    ],
+    ids=["zeros", "empty", "tensor", "register"],
+)
+def test_memory_of_peers_is_uncached(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[HipDevice], torch.Tensor], wanted: torch.Tensor | None
+) -> None:
     """Cached memory would keep one rank's system-scope stores from another's loads."""
     hip, memory = Hip(), torch.full((96,), 7, dtype=torch.uint8)
     dev = HipDevice("gfx950", ranks=2, library=hip, gpu=gpu(2))
     monkeypatch.setattr(dev, "_at", lambda address, count, rank: memory[:count])
-    out = dev.zeros(3, 8, dtype=torch.int32, rank=1, peer=True)
-    assert out.shape == (3, 8) and out.dtype == torch.int32 and not memory.any()
+    out = make(dev)
+    assert out.shape == (3, 8) and out.dtype == torch.int32 and out.data_ptr() == memory.data_ptr()
+    assert torch.equal(out, torch.full((96,), 7, dtype=torch.uint8).view(torch.int32).view(3, 8)
+                       if wanted is None else wanted)  # fmt: skip
     (name, args), before = hip.calls[-1], hip.calls[-2]
     assert (name, args[1].value, args[2]) == ("hipExtMallocWithFlags", 96, 3)
     assert before == ("hipSetDevice", (1,))
+    failing = HipDevice("gfx950", ranks=2, library=Hip(hipExtMallocWithFlags=2), gpu=gpu(2))
     with pytest.raises(RuntimeError, match="hipExtMallocWithFlags failed with HIP error 2"):
-        HipDevice("gfx950", library=Hip(hipExtMallocWithFlags=2), gpu=gpu()).zeros(4, peer=True)
+        make(failing)
+
+
+def test_no_elements_of_peers_are_no_allocation() -> None:
+    hip = Hip()
+    dev = HipDevice("gfx950", library=hip, gpu=gpu())
+    dev._place = lambda rank: torch.device("cpu")  # type: ignore[method-assign]
+    assert dev.zeros(0, 8, peer=True).shape == (0, 8)
+    assert "hipExtMallocWithFlags" not in [name for name, _ in hip.calls]
 
 
 @pytest.mark.parametrize("name", ["tensor", "register", "zeros", "empty", "prepare", "run", "launch"])
@@ -103,9 +130,11 @@ def test_a_launch_asks_hip_for_the_right_things() -> None:
     assert [args[1:8] for args in launches] == [(3, 2, 1, 128, 1, 1, 1024 - 256)] * 2
     assert hip.segments == [b.data_ptr().to_bytes(8, "little") for b in buffers]
     # Both ranks are launched before either is waited for: they may need each other.
-    assert names.index("hipDeviceSynchronize") > max(
-        i for i, n in enumerate(names) if n == "hipModuleLaunchKernel"
-    )
+    asked = [name for name in names if name in ("hipDeviceSynchronize", "hipModuleLaunchKernel")]
+    # And every rank has ended what it did before, as zeroing memory that the other reaches.
+    before, launched, after = asked[:2], asked[2:4], asked[4:]
+    assert (set(before), set(launched)) == ({"hipDeviceSynchronize"}, {"hipModuleLaunchKernel"})
+    assert after == ["hipDeviceSynchronize"] * 2
     dev.launch(k, 1, 64, [buffers[0]])
     assert [n for n, _ in hip.calls].count("hipModuleLoadData") == 2  # loaded once a GPU
 
