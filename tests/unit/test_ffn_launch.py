@@ -148,6 +148,22 @@ def test_a_timeline_that_nobody_asked_for_says_how_to() -> None:
         ffn.timeline(7)
 
 
+@pytest.mark.parametrize("told", ["true", "on", "yes", " 1", "", "2"])
+def test_a_timeline_is_asked_for_by_one_word(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+    """Anything else is refused at start-up: a run for a timeline that has none is found out at its end."""
+    monkeypatch.setenv(ffn_launch.TIMELINE_VARIABLE, told)
+    with pytest.raises(ValueError, match=f"VLLM_MONO_TIMELINE is {told!r}, wanted 1 .* 0 or unset"):
+        launch(Kernels())
+
+
+@pytest.mark.parametrize("told", ["0", None])
+def test_no_timeline_is_asked_for(monkeypatch: pytest.MonkeyPatch, told: str | None) -> None:
+    monkeypatch.delenv(ffn_launch.TIMELINE_VARIABLE, raising=False)
+    if told:
+        monkeypatch.setenv(ffn_launch.TIMELINE_VARIABLE, told)
+    assert not launch(Kernels()).deployment.timeline
+
+
 def test_a_timeline_build_has_a_name_of_its_own() -> None:
     plain, timed = (builds.ffn_build(FfnGeometry(6, 4, timeline=on), "gfx950") for on in (False, True))
     assert "timeline" not in plain.title and timed.title == f"{plain.title}_timeline1"

@@ -29,7 +29,7 @@ from .geometry import HIDDEN, MIXES, MX_BLOCK, STREAMS, FfnGeometry, padded_shar
 # after one was stopped by a debugger's attach or a page fault, and finite. It must fit in 31 bits.
 WAIT_LIMIT = 1 << 24
 ALIGNMENT = 16
-# "1": kernels are timeline builds.
+# "1": kernels are timeline builds; "0" as unset.
 TIMELINE_VARIABLE = "VLLM_MONO_TIMELINE"
 # Scale columns of the down projection come in groups of this many.
 SCALE_GROUP = 8
@@ -165,6 +165,18 @@ class Width:
     geometry: FfnGeometry
 
 
+def timeline_asked() -> bool:
+    """Whether the process is told to take timeline builds.
+
+    Raises:
+        ValueError: it is told something else than yes or no.
+    """
+    told = os.environ.get(TIMELINE_VARIABLE, "0")
+    if told not in ("0", "1"):
+        raise ValueError(f"{TIMELINE_VARIABLE} is {told!r}, wanted 1 for timeline builds, or 0 or unset")
+    return told == "1"
+
+
 @dataclass(frozen=True)
 class Deployment:
     """One rank's place and what its kernels are for.
@@ -184,7 +196,7 @@ class Deployment:
     experts: int
     picks: int
     layers: Sequence[str]
-    timeline: bool = field(default_factory=lambda: os.environ.get(TIMELINE_VARIABLE) == "1")
+    timeline: bool = field(default_factory=timeline_asked)
 
     def shape(self, rows: int) -> tuple[int, int, int, int, bool]:
         """What a geometry of a step width is made from."""
