@@ -255,7 +255,9 @@ def make_lock(sources: Sources, root: Path) -> list[LockedFile]:
             raise OverlayError(
                 f"{path} cannot be {action}",
                 seen="it is not in the base" if content is None else "it is in the base",
-                fix="correct its kind in overlay/manifest.toml",
+                fix="correct its path in overlay/manifest.toml, or drop the [[remove]] entry"
+                if action == REMOVED
+                else "correct its kind in overlay/manifest.toml",
             )
         if content is not None:
             entries.append(LockedFile(path, LOCK_ACTION[action], hashlib.sha256(content).hexdigest()))

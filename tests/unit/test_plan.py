@@ -138,6 +138,14 @@ def test_a_kind_that_the_base_contradicts_is_an_error(tmp_path):
         make_lock(make_sources(tmp_path / "p"), base)
 
 
+def test_a_removal_of_what_is_not_there_names_its_way_out(tmp_path):
+    """A removal has no kind to correct: its path is misspelt, or it is due to go."""
+    base = make_base(tmp_path / "b", {"vllm/amd/old.py": None})
+    with pytest.raises(OverlayError, match=r"vllm/amd/old\.py cannot be removed") as refused:
+        make_lock(make_sources(tmp_path / "p"), base)
+    assert "correct its path in overlay/manifest.toml, or drop the [[remove]] entry" in refused.value.render()
+
+
 def test_two_patches_of_one_file_both_take_effect(tmp_path):
     """The second is applied to what the first left, not to the base."""
     project = make_project(tmp_path / "p")
