@@ -3,6 +3,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -93,6 +95,43 @@ def test_the_race_stress_asks_for_a_hundred_thousand_replays():
         (test,) = re.findall(rf"^def (test_\w*{word}\w*)", text, re.MULTILINE)
         assert "MONO_REPLAYS" in text and test
     assert len(stress) == 2
+
+
+def device_files(step):
+    """The files of tests/device that a step runs; the folder itself where it names that."""
+    words = [word for command in step.commands for word in shlex.split(command)]
+    return [word for word in words if word.startswith("tests/device")]
+
+
+def test_a_step_whose_agent_shows_no_gpu_is_not_green():
+    """Cases of tests/device are skipped without their GPUs: steps that run them say that none may be."""
+    with_device = [step for step in STEPS if device_files(step)]
+    assert len(with_device) >= 8
+    assert [step.key for step in with_device if "--no-skips" not in " ".join(step.commands).split()] == []
+    named = {word for step in with_device for word in device_files(step)}
+    assert named == {
+        f"tests/device/{file.name}" for file in (PROJECT.root / "tests/device").glob("test_*.py")
+    }
+
+
+def test_a_skipped_case_fails_where_none_may_be(tmp_path):
+    (tmp_path / "conftest.py").write_text((PROJECT.root / "tests/device/conftest.py").read_text())
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n\n"
+        "@pytest.mark.skipif(True, reason='no GPU')\ndef test_marked(): pass\n\n"
+        "def test_in_it(): pytest.skip('too few GPUs')\n\n"
+        "def test_run(): pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rfE"]
+    plain, strict = (
+        subprocess.run([*command, *more], cwd=tmp_path, capture_output=True, text=True)
+        for more in ([], ["--no-skips"])
+    )
+    assert plain.returncode == 0 and "1 passed, 2 skipped" in plain.stdout
+    assert strict.returncode == 1 and "1 failed, 1 passed, 1 error" in strict.stdout
+    assert "--no-skips, but: Skipped: no GPU" in strict.stdout
+    assert "--no-skips, but: Skipped: too few GPUs" in strict.stdout
 
 
 @pytest.mark.parametrize("file", sorted((PROJECT.root / "ci/sessions").glob("*.yaml")), ids=lambda f: f.stem)
