@@ -25,8 +25,8 @@ ARCH, TP = "gfx942", 4
 ISA, KERNEL = f"{PERSISTENT}/isa/gfx942.py", "models/deepseek_v41/amd/mono/kernels/ffn.py"
 
 
-def launched(rows: int, kind: str, kernel: object = None, **sizes: int) -> Run:
-    run = Run(make(rows, TP, kind, arch=ARCH, **sizes), Device(ARCH, ranks=TP), kernel)
+def launched(rows: int, kind: str, kernel: object = None, tp: int = TP, **sizes: int) -> Run:
+    run = Run(make(rows, tp, kind, arch=ARCH, **sizes), Device(ARCH, ranks=tp), kernel)
     run.launch()
     return run
 
@@ -36,10 +36,21 @@ def one_row() -> Run:
     return launched(1, "random")
 
 
-# Rows in one part, in parts of one tile, in two and in three tiles.
-@pytest.mark.parametrize("rows", [1, *(pytest.param(rows, marks=full) for rows in (6, 12, 16, 24, 33, 42))])
-def test_no_scratch_and_a_workgroup_fits_its_compute_unit(rows: int) -> None:
-    text = assembly(rows, TP, ARCH).read_text()
+# Rows in one part, in parts of one tile, in two and in three tiles, up to the most of a TP size.
+ROWS = {4: (6, 12, 16, 24, 33, 42), 2: (6, 12, 16, 17, 24, 32)}
+ROUTINGS = {"target": (384, 6), "draft": (128, 3)}
+
+
+@pytest.mark.parametrize(
+    "rows, tp, routing",
+    [
+        *((1, tp, "target") for tp in ROWS),
+        *(pytest.param(r, tp, "target", marks=full) for tp, rows in ROWS.items() for r in rows),
+        *(pytest.param(r, 2, "draft", marks=full) for r in (1, *ROWS[2])),
+    ],
+)
+def test_no_scratch_and_a_workgroup_fits_its_compute_unit(rows: int, tp: int, routing: str) -> None:
+    text = assembly(rows, tp, ARCH, *ROUTINGS[routing]).read_text()
     names = ("private_segment_fixed_size", "vgpr_spill_count", "group_segment_fixed_size", "vgpr_count")
     scratch, spills, lds, vgprs = (int(re.search(rf"\.{name}:\s+(\d+)", text)[1]) for name in names)
     assert scratch == spills == 0
@@ -47,22 +58,39 @@ def test_no_scratch_and_a_workgroup_fits_its_compute_unit(rows: int) -> None:
     assert 0 < vgprs <= 256, "two waves share a SIMD's 512"
 
 
-def test_system_scope() -> None:
-    assert scopes.faults(assembly(1, TP, ARCH).read_text(), TP) == []
+@pytest.mark.parametrize("tp", ROWS)
+def test_system_scope(tp: int) -> None:
+    assert scopes.faults(assembly(1, tp, ARCH).read_text(), tp) == []
 
 
 def test_one_row(one_row: Run) -> None:
     compare.check_run(one_row)
 
 
+def test_one_row_at_tp_2() -> None:
+    compare.check_run(launched(1, "random", tp=2))
+
+
+KINDS = [
+    (6, "same"),
+    (6, "random"),
+    (7, "few"),
+    (9, "few"),
+    (12, "same"),
+    (24, "few"),
+    (33, "few"),
+    (42, "few"),
+]
+KINDS_TP_2 = [(6, "random"), (12, "same"), (17, "few"), (24, "few"), (32, "few")]
+
+
 @full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "rows, kind",
-    [(6, "same"), (6, "random"), (7, "few"), (9, "few"), (12, "same"), (24, "few"), (33, "few"), (42, "few")],
+    "rows, kind, tp", [*((*case, TP) for case in KINDS), *((*case, 2) for case in KINDS_TP_2)]
 )
-def test_row_counts(rows: int, kind: str) -> None:
-    compare.check_run(launched(rows, kind))
+def test_row_counts(rows: int, kind: str, tp: int) -> None:
+    compare.check_run(launched(rows, kind, tp=tp))
 
 
 @full
@@ -74,21 +102,22 @@ def test_routing_and_values(kind: str) -> None:
 
 @full
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("rows", [1, 5, 17])
-def test_draft_layers(rows: int) -> None:
-    compare.check_run(launched(rows, "few" if rows > 7 else "random", experts=128, picks=3))
+@pytest.mark.parametrize("rows, tp", [(1, TP), (5, TP), (17, TP), (5, 2)])
+def test_draft_layers(rows: int, tp: int) -> None:
+    compare.check_run(launched(rows, "few" if rows > 7 else "random", tp=tp, experts=128, picks=3))
 
 
-def test_hostile_memory_changes_no_bit() -> None:
-    handoffs.check(1, TP, "random", 2, arch=ARCH)
+@pytest.mark.parametrize("tp", [TP, pytest.param(2, marks=full)])
+def test_hostile_memory_changes_no_bit(tp: int) -> None:
+    handoffs.check(1, tp, "random", 2, arch=ARCH)
 
 
 @full
 @pytest.mark.timeout(24 * 3600)
 @pytest.mark.parametrize("first, count", SCHEDULE_PIECES)
-@pytest.mark.parametrize("rows", [6, 42, 1, 17])
-def test_two_hundred_schedules(rows: int, first: int, count: int) -> None:
-    handoffs.check(rows, TP, "few", count, first=first, arch=ARCH)
+@pytest.mark.parametrize("rows, tp", [(6, TP), (42, TP), (1, TP), (17, TP), (6, 2), (32, 2)])
+def test_two_hundred_schedules(rows: int, tp: int, first: int, count: int) -> None:
+    handoffs.check(rows, tp, "few", count, first=first, arch=ARCH)
 
 
 # ---- the checks can fail
@@ -121,10 +150,10 @@ FAULTS = {
 
 @full
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_of_the_conversions_is_found(name: str) -> None:
+@pytest.mark.parametrize("name, tp", [*((name, TP) for name in FAULTS), ("a magnitude of e2m1", 2)])
+def test_a_planted_fault_of_the_conversions_is_found(name: str, tp: int) -> None:
     edit, stage = FAULTS[name]
-    run = launched(1, "random", compiled(1, TP, ARCH, overlay=mutated((edit,))))
+    run = launched(1, "random", compiled(1, tp, ARCH, overlay=mutated((edit,))), tp)
     errors = compare.Stages(run, 0).errors()
     with pytest.raises(AssertionError, match=stage):
         compare.check({stage: errors[stage]})

@@ -55,13 +55,23 @@ def text_of(rows: int, tp: int = TP, **more: Any) -> str:
 
 
 # ---- resources
-# Heads of a task: one, two, four; rows in one part and in parts, of one, two and three tiles.
-ROWS = (6, 12, 16, 17, 24, 32, 33, 42)
+# Heads of a task: one, two, four; rows in one part and in parts, of one, two and three tiles, up to the most
+# of a TP size.
+ROWS = {4: (6, 12, 16, 17, 24, 32, 33, 42), 2: (6, 12, 16, 17, 24, 32)}
+ROUTINGS = {"target": (384, 6), "draft": (128, 3)}
 
 
-@pytest.mark.parametrize("rows", [1, *(pytest.param(rows, marks=full) for rows in ROWS)])
-def test_no_scratch_and_a_workgroup_fits_its_compute_unit(rows: int) -> None:
-    text = text_of(rows)
+@pytest.mark.parametrize(
+    "rows, tp, routing",
+    [
+        *((1, tp, "target") for tp in ROWS),
+        *(pytest.param(r, tp, "target", marks=full) for tp, rows in ROWS.items() for r in rows),
+        *(pytest.param(r, 2, "draft", marks=full) for r in (1, *ROWS[2])),
+    ],
+)
+def test_no_scratch_and_a_workgroup_fits_its_compute_unit(rows: int, tp: int, routing: str) -> None:
+    experts, picks = ROUTINGS[routing]
+    text = text_of(rows, tp, experts=experts, picks=picks)
     names = ("private_segment_fixed_size", "vgpr_spill_count", "group_segment_fixed_size", "vgpr_count")
     scratch, spills, lds, vgprs = (int(re.search(rf"\.{name}:\s+(\d+)", text)[1]) for name in names)
     assert scratch == spills == 0
@@ -69,9 +79,12 @@ def test_no_scratch_and_a_workgroup_fits_its_compute_unit(rows: int) -> None:
     assert 0 < vgprs <= 256, "two waves share a SIMD's 512"
 
 
-@pytest.mark.parametrize("rows", [1, *(pytest.param(rows, marks=full) for rows in (6, 17, 42))])
-def test_scopes(rows: int) -> None:
-    assert scopes.back_faults(text_of(rows), assembly(rows, TP, ARCH).read_text(), TP) == []
+@pytest.mark.parametrize(
+    "rows, tp",
+    [(1, 4), (1, 2), *(pytest.param(*case, marks=full) for case in [(6, 4), (17, 4), (42, 4), (32, 2)])],
+)
+def test_scopes(rows: int, tp: int) -> None:
+    assert scopes.back_faults(text_of(rows, tp), assembly(rows, tp, ARCH).read_text(), tp) == []
 
 
 @pytest.mark.parametrize("bits", ["sc1", scopes.SYSTEM])
@@ -91,6 +104,10 @@ def test_one_row(one_row: LayerRun) -> None:
     layers.check_layer(one_row)
 
 
+def test_one_row_at_tp_2() -> None:
+    layers.check_layer(launched(replace(ONE, tp=2)))
+
+
 @full
 @of_one_row
 def test_later_launches_give_the_same_bits(one_row: LayerRun) -> None:
@@ -102,17 +119,21 @@ def test_later_launches_give_the_same_bits(one_row: LayerRun) -> None:
 @full
 @long
 @pytest.mark.parametrize("ratio", [0, 1, 2])
-@pytest.mark.parametrize("rows", [1, 6, 12, 24, 42])
-def test_row_counts(rows: int, ratio: int) -> None:
+@pytest.mark.parametrize(
+    "rows, tp", [*((rows, 4) for rows in (1, 6, 12, 24, 42)), *((rows, 2) for rows in (1, 6, 12, 24, 32))]
+)
+def test_row_counts(rows: int, tp: int, ratio: int) -> None:
     contexts = SPREAD if rows > 8 else (1100,)
-    layers.check_layer(launched(Shape(rows, TP, ratio, contexts=contexts, kind="few", arch=ARCH)))
+    layers.check_layer(launched(Shape(rows, tp, ratio, contexts=contexts, kind="few", arch=ARCH)))
 
 
 @full
 @long
-@pytest.mark.parametrize("rows", [7, 16, 17, 32, 33])
-def test_rows_beside_those_of_a_tile(rows: int) -> None:
-    layers.check_layer(launched(Shape(rows, TP, contexts=SPREAD, kind="few", arch=ARCH)))
+@pytest.mark.parametrize(
+    "rows, tp", [*((rows, 4) for rows in (7, 16, 17, 32, 33)), *((rows, 2) for rows in (8, 9, 16, 17))]
+)
+def test_rows_beside_those_of_a_tile(rows: int, tp: int) -> None:
+    layers.check_layer(launched(Shape(rows, tp, contexts=SPREAD, kind="few", arch=ARCH)))
 
 
 @full
@@ -128,34 +149,41 @@ def test_cache_layouts(window_block: int, compressed_block: int, slack: int) -> 
 
 @full
 @long
-@pytest.mark.parametrize("rows", [1, 5, 24, 42])
-def test_draft_layers(rows: int) -> None:
+@pytest.mark.parametrize("rows, tp", [(1, 4), (5, 4), (24, 4), (42, 4), (5, 2), (32, 2)])
+def test_draft_layers(rows: int, tp: int) -> None:
     contexts = SPREAD if rows > 8 else (700,)
-    layers.check_layer(launched(draft(rows, TP, contexts=contexts, kind="few", arch=ARCH)))
+    layers.check_layer(launched(draft(rows, tp, contexts=contexts, kind="few", arch=ARCH)))
 
 
 @full
 @long
 @pytest.mark.parametrize(
-    "rows, ratio, padded", [(5, 2, (2,)), (17, 1, (0, 7, 16)), (42, 2, tuple(range(30, 42)))]
+    "rows, tp, ratio, padded",
+    [
+        (5, 4, 2, (2,)),
+        (17, 4, 1, (0, 7, 16)),
+        (42, 4, 2, tuple(range(30, 42))),
+        (32, 2, 2, tuple(range(24, 32))),
+    ],
 )
-def test_padded_rows_are_inert(rows: int, ratio: int, padded: tuple[int, ...]) -> None:
+def test_padded_rows_are_inert(rows: int, tp: int, ratio: int, padded: tuple[int, ...]) -> None:
     """Of an index source's layer, where the ratio is 2."""
-    shape = Shape(rows, TP, ratio, contexts=SPREAD, padded=padded, kind="few", hands_out=ratio == 2)
+    shape = Shape(rows, tp, ratio, contexts=SPREAD, padded=padded, kind="few", hands_out=ratio == 2)
     layers.check_layer(launched(replace(shape, arch=ARCH)))
 
 
 # ---- hand-offs
-def test_hostile_memory_changes_no_bit() -> None:
-    handoffs.check(replace(ONE, contexts=(0,)), 2)
+@pytest.mark.parametrize("tp", [TP, pytest.param(2, marks=full)])
+def test_hostile_memory_changes_no_bit(tp: int) -> None:
+    handoffs.check(replace(ONE, tp=tp, contexts=(0,)), 2)
 
 
 @full
 @pytest.mark.timeout(24 * 3600)
 @pytest.mark.parametrize("first, count", SCHEDULE_PIECES)
-@pytest.mark.parametrize("rows", [6, 42, 1, 17])
-def test_two_hundred_schedules(rows: int, first: int, count: int) -> None:
-    shape = Shape(rows, TP, contexts=(3, 700), kind="few", hands_out=rows > 1, arch=ARCH)
+@pytest.mark.parametrize("rows, tp", [(6, 4), (42, 4), (1, 4), (17, 4), (6, 2), (32, 2)])
+def test_two_hundred_schedules(rows: int, tp: int, first: int, count: int) -> None:
+    shape = Shape(rows, tp, contexts=(3, 700), kind="few", hands_out=rows > 1, arch=ARCH)
     handoffs.check(shape, count, first=first)
 
 
@@ -265,7 +293,9 @@ LOST = {
     ),
 }  # fmt: skip
 # With four heads a task, whose sums LDS has not room for at once.
-TWO_TURNS = Shape(33, TP, ratio=0, contexts=(200,), kind="few", arch=ARCH)
+TWO_TURNS = {
+    tp: Shape(rows, tp, ratio=0, contexts=(200,), kind="few", arch=ARCH) for tp, rows in ((4, 33), (2, 24))
+}
 LATER = "                if turn:\n                    dev.barrier()\n"
 TURNS = {
     "the first turn's dims twice": Edit(
@@ -304,11 +334,11 @@ def test_a_scope_that_the_source_lost_is_noticed(name: str) -> None:
 
 @full
 @long
-@pytest.mark.parametrize("name", TURNS)
-def test_a_fault_of_what_shares_lds_is_found(name: str) -> None:
-    kernel = back_kernel(TWO_TURNS, overlay=mutated((TURNS[name],)))
+@pytest.mark.parametrize("name, tp", [*((name, TP) for name in TURNS), ("the first turn's dims twice", 2)])
+def test_a_fault_of_what_shares_lds_is_found(name: str, tp: int) -> None:
+    kernel = back_kernel(TWO_TURNS[tp], overlay=mutated((TURNS[name],)))
     with pytest.raises((AssertionError, SimulationError)):
-        layers.check_back(launched(TWO_TURNS, kernel).back, [0], whole=False)
+        layers.check_back(launched(TWO_TURNS[tp], kernel).back, [0], whole=False)
 
 
 @full
