@@ -13,17 +13,22 @@ from types import MappingProxyType
 # Launches by name, and whether the routing is part of their kernel.
 FRONT, BACK, FFN = "attention_front", "attention_back_ffn", "ffn"
 KINDS = MappingProxyType({FRONT: False, BACK: True, FFN: True})
-# Rows of the largest decode step.
-MOST_ROWS: Mapping[str, int] = MappingProxyType({"gfx950": 48, "gfx942": 42})
-# Tensor parallel sizes that a server may have.
-TP_SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType({"gfx950": (2, 4), "gfx942": (4,)})
+# Rows of the largest decode step, by the tensor parallel sizes that a server may have.
+MOST_ROWS: Mapping[str, Mapping[int, int]] = MappingProxyType(
+    {"gfx950": MappingProxyType({2: 48, 4: 48}), "gfx942": MappingProxyType({2: 32, 4: 42})}
+)
 # The base's graph sizes up to its largest decode width: vllm/config/vllm.py, _set_cudagraph_sizes.
 SMALL_SIZES, SIZE_STEP = (1, 2, 4), 8
 
 
 def tp_sizes(arch: str) -> tuple[int, ...]:
     """Tensor parallel sizes of the kernels of ``arch``; none where there are no kernels."""
-    return TP_SIZES.get(arch, ())
+    return tuple(sorted(MOST_ROWS.get(arch, ())))
+
+
+def most_rows(arch: str, tensor_parallel: int) -> int:
+    """Rows of the largest decode step that the kernels take; 0 where there are no kernels."""
+    return MOST_ROWS.get(arch, {}).get(tensor_parallel, 0)
 
 
 def graph_widths(sizes: Iterable[int], query: int) -> set[int]:
@@ -32,16 +37,15 @@ def graph_widths(sizes: Iterable[int], query: int) -> set[int]:
     return {width for size in sizes for width in (size, -(-size // query) * query)}
 
 
-def reachable_widths(arch: str, drafts: int, most: int, given: Sequence[int] | None = None) -> set[int]:
+def reachable_widths(rows: int, drafts: int, most: int, given: Sequence[int] | None = None) -> set[int]:
     """Rows of every decode step that the kernels take of a server.
 
     Args:
-        arch: the architecture.
+        rows: those of their largest step, ``most_rows``.
         drafts: draft tokens a request, 0 without a draft model.
         most: the largest captured size.
         given: the captured sizes where the server names them.
     """
-    rows = MOST_ROWS[arch]
     sizes = list(given) if given else [*SMALL_SIZES, *range(SIZE_STEP, rows + 1, SIZE_STEP)]
     sizes = [size for size in sizes if size <= most]
     widths: set[int] = set()

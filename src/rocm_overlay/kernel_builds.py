@@ -20,7 +20,7 @@ from typing import Any
 from rocm_overlay import kernel_set, recipe, table
 from rocm_overlay.code_object import Resources
 from rocm_overlay.errors import CheckFailed, OverlayError
-from rocm_overlay.kernel_arches import TP_SIZES
+from rocm_overlay.kernel_arches import MOST_ROWS
 from rocm_overlay.kernel_set import Wanted
 from rocm_overlay.project import Project
 
@@ -49,7 +49,7 @@ class Built:
 def register(subparsers: Any) -> None:
     """Add the verb."""
     parser = subparsers.add_parser("kernels", help="compile the mono kernels ahead of time, without a GPU")
-    parser.add_argument("--arch", default="gfx950", help=f"{' or '.join(TP_SIZES)} (default: gfx950)")
+    parser.add_argument("--arch", default="gfx950", help=f"{' or '.join(MOST_ROWS)} (default: gfx950)")
     parser.add_argument("--out", type=Path, help="the folder to fill (default: build/kernels)")
     parser.add_argument("--overlay", type=Path, help="the folder that holds vllm/ (default: overlay)")
     parser.add_argument("--jobs", type=int, default=0, help="compilers at once (default: one a core)")
@@ -100,8 +100,8 @@ def choose(project: Project, arch: str, only: Sequence[str], *, every: bool = Fa
 
 def nothing_for(arch: str) -> str:
     """Why no recipe reaches a kernel for ``arch``."""
-    if arch not in TP_SIZES:
-        return f"no mono kernels for {arch} (there are some for {', '.join(TP_SIZES)})"
+    if arch not in MOST_ROWS:
+        return f"no mono kernels for {arch} (there are some for {', '.join(MOST_ROWS)})"
     return f"no recipe for {arch} decodes on the mono kernels"
 
 

@@ -7,7 +7,7 @@ here. A test counts them from the tensors that the kernels are handed and from t
 
 from __future__ import annotations
 
-from rocm_overlay.kernel_arches import MOST_ROWS, reachable_widths
+from rocm_overlay.kernel_arches import most_rows, reachable_widths
 
 BACKBONE_LAYERS, DRAFT_LAYERS = 40, 3
 HIDDEN, QUERY_RANK, KV_WIDTH, HEADS, HEAD_DIM = 5120, 1280, 512, 64, 512
@@ -60,5 +60,5 @@ def step_bytes(architecture: str, tensor_parallel: int, drafts: int) -> int:
     """Bytes a rank of workspaces and symmetric memory: every step width that vLLM's default graph sizes reach
     has its own, of the target and of the draft."""
     a_row = STEP_BYTES_A_ROW if drafts else TARGET_BYTES_A_ROW
-    widths = reachable_widths(architecture, drafts, MOST_ROWS[architecture] + drafts)
-    return sum(widths) * a_row[tensor_parallel]
+    rows = most_rows(architecture, tensor_parallel)
+    return sum(reachable_widths(rows, drafts, rows + drafts)) * a_row[tensor_parallel]

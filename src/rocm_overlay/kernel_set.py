@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rocm_overlay.errors import OverlayError
-from rocm_overlay.kernel_arches import BACK, FFN, FRONT, KINDS, MOST_ROWS, reachable_widths, tp_sizes
+from rocm_overlay.kernel_arches import BACK, FFN, FRONT, KINDS, most_rows, reachable_widths, tp_sizes
 from rocm_overlay.recipe import Recipe
 from rocm_overlay.render import build_command
 from rocm_overlay.settings import read_settings
@@ -48,28 +48,29 @@ def of_recipe(recipe: Recipe, environ: dict[str, str] | None = None) -> set[Want
     compilation = as_map(values, "compilation-config")
     largest = as_count(values, "max-cudagraph-capture-size", default=512)
     given = compilation.get("cudagraph_capture_sizes")
-    widths = reachable_widths(arch, shape.drafts, largest, given)
+    rows = most_rows(arch, shape.tensor_parallel)
+    widths = reachable_widths(rows, shape.drafts, largest, given)
     if settings.graph_mode == "NONE":
         # Without graphs nothing is padded, and any number of rows is a step.
-        widths = set(range(1, MOST_ROWS[arch] + 1))
+        widths = set(range(1, rows + 1))
     routings = (TARGET, DRAFT) if shape.drafts else (TARGET,)
     # Layers whose cache is of another format keep vLLM's attention and take the FFN launch.
     whole = str(values.get("kv-cache-dtype", "auto")) in PACKED_CACHES
     kinds = (FRONT, BACK) if whole else (FFN,)
-    return _of(arch, kinds, (shape.tensor_parallel,), routings, widths)
+    return _of(arch, kinds, shape.tensor_parallel, routings, widths)
 
 
 def _of(
     arch: str,
     kinds: Iterable[str],
-    sizes: Iterable[int],
+    tensor_parallel: int,
     routings: Sequence[tuple[int, int]],
     widths: Iterable[int],
 ) -> set[Wanted]:
     """The kernels of every combination."""
     return {
-        Wanted(arch, kind, tp, *routing, rows)
-        for kind, tp, rows in itertools.product(kinds, sizes, widths)
+        Wanted(arch, kind, tensor_parallel, *routing, rows)
+        for kind, rows in itertools.product(kinds, widths)
         for routing in (routings if KINDS[kind] else (NO_ROUTING,))
     }
 
@@ -81,8 +82,10 @@ def of_recipes(recipes: Iterable[Recipe], arch: str) -> list[Wanted]:
 
 def every(arch: str) -> list[Wanted]:
     """Every kernel that there is for ``arch``."""
-    widths = range(1, MOST_ROWS.get(arch, 0) + 1)
-    return sorted(_of(arch, KINDS, tp_sizes(arch), (TARGET, DRAFT), widths))
+    found: set[Wanted] = set()
+    for tp in tp_sizes(arch):
+        found |= _of(arch, KINDS, tp, (TARGET, DRAFT), range(1, most_rows(arch, tp) + 1))
+    return sorted(found)
 
 
 FORM = "KERNEL:TP:EXPERTS:PICKS:ROWS"

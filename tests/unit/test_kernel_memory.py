@@ -67,8 +67,9 @@ def held(rows: int, tp: int, experts: int, picks: int) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-@pytest.mark.parametrize("tp", [2, 4])
-@pytest.mark.parametrize("rows", [1, 6, 17, 42])
+@pytest.mark.parametrize(
+    "rows, tp", [(rows, tp) for tp in (2, 4) for rows in (1, 6, 17, kernel_arches.most_rows("gfx942", tp))]
+)
 def test_a_row_of_a_step_width_takes_no_more_than_planned_and_little_less(tp: int, rows: int) -> None:
     target, draft = (held(rows, tp, *routing) for routing in SUPPORTED_EXPERTS)
     for seen, planned in (
@@ -78,14 +79,15 @@ def test_a_row_of_a_step_width_takes_no_more_than_planned_and_little_less(tp: in
         assert 0.96 * planned * rows <= seen <= planned * rows
 
 
-def test_every_width_of_the_default_graph_sizes_is_counted() -> None:
-    widths = kernel_arches.reachable_widths("gfx942", DRAFTS, 1024)
-    assert {1, 2, 4, 5, 6, 8, 36, 42} <= widths and max(widths) == 42
-    planned = kernel_memory.step_bytes("gfx942", 4, DRAFTS)
-    assert planned == sum(widths) * kernel_memory.STEP_BYTES_A_ROW[4]
+@pytest.mark.parametrize(("tp", "most", "some"), [(4, 42, {36, 40, 42}), (2, 32, {24, 25, 30, 32})])
+def test_every_width_of_the_default_graph_sizes_is_counted(tp: int, most: int, some: set[int]) -> None:
+    widths = kernel_arches.reachable_widths(most, DRAFTS, 1024)
+    assert {1, 2, 4, 5, 6, 8} | some <= widths and max(widths) == most
+    planned = kernel_memory.step_bytes("gfx942", tp, DRAFTS)
+    assert planned == sum(widths) * kernel_memory.STEP_BYTES_A_ROW[tp]
 
 
-@pytest.mark.parametrize(("tp", "most"), [(4, 2.2), (2, 3.7)])
+@pytest.mark.parametrize(("tp", "most"), [(4, 2.2), (2, 3.6)])
 def test_a_rank_takes_at_most_four_gib_more_than_without_the_kernels(tp: int, most: float) -> None:
     """The base's kernels take 71.23 (published: 170.11 in place of 98.88)."""
     extra = kernel_memory.weight_bytes("gfx942", tp, DRAFTS) + kernel_memory.step_bytes("gfx942", tp, DRAFTS)

@@ -2,6 +2,7 @@
 """`rocm-overlay kernels`: which kernels recipes reach, and what is said of those that fail or spill."""
 
 import argparse
+import ast
 import json
 import sys
 from dataclasses import replace
@@ -55,7 +56,7 @@ def test_every_whole_decode_batch_on_gfx942_has_a_kernel():
     one = RECIPES["mi325x-tp4"]
     found = kernel_set.of_recipe(one)
     assert {wanted.tp for wanted in found} == {4} and {wanted.arch for wanted in found} == {"gfx942"}
-    assert kernel_set.of_recipe(replace(one, args={**one.args, "tensor-parallel-size": 2})) == set()
+    assert kernel_set.of_recipe(replace(one, args={**one.args, "tensor-parallel-size": 8})) == set()
     for kind, routing in ((FRONT, NO_ROUTING), (BACK, TARGET), (BACK, DRAFT)):
         rows = {w.rows for w in found if (w.kernel, w.experts, w.picks) == (kind, *routing)}
         assert {1, 2, 4, 8, 16, 24, 32, 40} | set(range(6, 43, 6)) | set(range(5, 41, 5)) <= rows
@@ -68,13 +69,13 @@ def test_a_recipe_without_the_kernels_reaches_none():
 
 
 def test_captured_sizes_that_a_server_names_are_the_ones():
-    assert reachable_widths("gfx950", 0, 512, [3, 11]) >= {3, 11}
-    assert max(reachable_widths("gfx950", 5, 1024)) == 48 and max(reachable_widths("gfx942", 5, 1024)) == 42
+    assert reachable_widths(48, 0, 512, [3, 11]) >= {3, 11}
+    assert max(reachable_widths(48, 5, 1024)) == 48 and max(reachable_widths(42, 5, 1024)) == 42
     assert 40 not in graph_widths([8, 16], 6) and {8, 12, 16, 18} == graph_widths([8, 16], 6)
 
 
 def test_the_set_of_all_recipes_holds_each_of_them_once():
-    whole = [one for arch in kernel_arches.TP_SIZES for one in kernel_set.of_recipes(RECIPES.values(), arch)]
+    whole = [one for arch in kernel_arches.MOST_ROWS for one in kernel_set.of_recipes(RECIPES.values(), arch)]
     assert len(whole) == len(set(whole))
     assert set(whole) == set().union(*map(kernel_set.of_recipe, RECIPES.values()))
 
@@ -87,15 +88,27 @@ def test_every_kernel_is_what_the_launch_says_it_does():
     assert {kind: what.routed for kind, what in builds.KINDS.items()} == kernel_arches.KINDS
     there = builds.ARCHITECTURES
     assert {arch: one.max_rows for arch, one in there.items()} == kernel_arches.MOST_ROWS
-    assert {arch: tuple(sorted(one.tp_sizes)) for arch, one in there.items()} == kernel_arches.TP_SIZES
+    assert kernel_arches.MOST_ROWS["gfx942"] == {2: 32, 4: 42}
     for arch, one in there.items():
         every = kernel_set.every(arch)
-        geometries = [g for g in builds.every_geometry() if g.rows <= one.max_rows and g.tp in one.tp_sizes]
+        geometries = [g for g in builds.every_geometry() if g.rows <= one.max_rows.get(g.tp, 0)]
         for kind in {BACK, FFN}:
             ours = {(w.tp, w.experts, w.picks, w.rows) for w in every if w.kernel == kind}
             assert ours == {(g.tp, g.experts, g.picks, g.rows) for g in geometries}
         fronts = [(w.tp, w.rows) for w in every if w.kernel == FRONT]
         assert sorted(fronts) == sorted({(g.tp, g.rows) for g in geometries})
+
+
+@pytest.mark.parametrize("name", ["test_mono_gfx942.py", "test_mono_gfx942_back.py"])
+def test_the_simulator_s_tests_compile_the_widest_step_of_every_size_on_gfx942(name):
+    """What the row limits rest on: up to them no launch has scratch."""
+    tree = ast.parse((PROJECT.root / "tests/sim" / name).read_text())
+    (compiled,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ROWS"
+    )
+    assert {tp: max(widths) for tp, widths in compiled.items()} == kernel_arches.MOST_ROWS["gfx942"]
 
 
 def test_the_host_s_table_says_how_each_instruction_set_reads_the_experts():
@@ -104,8 +117,9 @@ def test_the_host_s_table_says_how_each_instruction_set_reads_the_experts():
     from vllm.models.deepseek_v41.amd.mono import builds, geometry  # isort: skip
 
     for arch, there in builds.ARCHITECTURES.items():
-        built = builds.ffn_build(geometry.FfnGeometry(there.max_rows, 4), arch)
-        assert built.name.startswith(f"ffn_{arch}_tp4_rows{there.max_rows}_")
+        for tp, rows in there.max_rows.items():
+            built = builds.ffn_build(geometry.FfnGeometry(rows, tp), arch)
+            assert built.name.startswith(f"ffn_{arch}_tp{tp}_rows{rows}_")
         isa = builds.isa_of(arch)
         assert (isa.name, isa.expert_layout) == (arch, there.expert_layout)
 

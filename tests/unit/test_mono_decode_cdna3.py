@@ -64,12 +64,12 @@ def test_a_whole_layer_keeps_all_that_vllm_processes(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("mi300")
-def test_drafts_run_whole_and_tp_2_is_refused() -> None:
-    drafting = MonoDecodeLayer.create(draft_layer(), with_drafts(deployment()))
+@pytest.mark.parametrize("tp, rows", [(4, 42), (2, 32)])
+def test_drafts_run_whole_up_to_the_rows_of_the_ranks(tp: int, rows: int) -> None:
+    drafting = MonoDecodeLayer.create(draft_layer(), with_drafts(deployment(tensor_parallel_size=tp)))
     assert drafting is not None and drafting.plan.launch is Launch.WHOLE
-    assert drafting.decode.build == mono_decode.KernelBuild(4, DRAFT_ROUTING, 192)
-    with pytest.raises(SpecializedDecodeError, match="tensor parallel size: 2, wanted 4 on CDNA3"):
-        MonoDecodeLayer.create(draft_layer(), with_drafts(deployment(tensor_parallel_size=2)))
+    assert drafting.decode.build == mono_decode.KernelBuild(tp, DRAFT_ROUTING, 192)
+    assert drafting.decode.max_rows == rows and max(drafting.decode.widths_ahead(), default=0) <= rows
 
 
 @pytest.mark.usefixtures("mi300")

@@ -129,9 +129,8 @@ REFUSALS = {
     "cdna5": ({"gpu": {"cdna": 5}}, "GPU: CDNA5, wanted CDNA3 or CDNA4"),
     "other-gpu": ({"gpu": {"cdna": 0}}, "GPU: another GPU, wanted CDNA3 or CDNA4"),
     "partition": ({"gpu": {"compute_units": 128}}, "GPU: 128 compute units, wanted at least 256"),
-    "tp": ({"tp": 8}, "tensor parallel size: 8, wanted 2 or 4"),
-    "tp-of-the-gpu": ({"gpu": {"cdna": 3}, "tp": 2}, "tensor parallel size: 2, wanted 4 on CDNA3"),
-    "tp-of-no-gpu": ({"gpu": {"cdna": 3}, "tp": 8}, "tensor parallel size: 8, wanted 2 or 4"),
+    "tp": ({"tp": 8}, "tensor parallel size: 8, wanted 2 or 4 on CDNA4"),
+    "tp-of-cdna3": ({"gpu": {"cdna": 3}, "tp": 1}, "tensor parallel size: 1, wanted 2 or 4 on CDNA3"),
     "seam": (
         {"layer": lambda: decoder_layer(layer_fuse_seam_norm=False)},
         "attention seam: vLLM's own, which rounds otherwise than the kernels, wanted AITER's",
@@ -359,18 +358,21 @@ def test_cdna3_needs_no_fused_seam(gpu: Any) -> None:
     assert launch_of(decoder_layer(layer_fuse_seam_norm=False), deployment()) is Launch.WHOLE
 
 
-@pytest.mark.parametrize(("cdna", "sizes"), [(3, {4}), (4, {2, 4})])
+@pytest.mark.parametrize(("cdna", "sizes"), [(3, {2: 32, 4: 42}), (4, {2: 48, 4: 48})])
 def test_each_gpu_runs_at_the_tensor_parallel_sizes_of_its_kernels(
-    gpu: Any, cdna: int, sizes: set[int]
+    gpu: Any, cdna: int, sizes: dict[int, int]
 ) -> None:
     """The base has gfx942 at TP 2 on vLLM's path without a word, though the user asked for the kernels."""
     gpu(cdna=cdna)
-    for size in (2, 4):
+    for size in (1, 2, 4, 8):
         config = deployment(tensor_parallel_size=size)
         if size in sizes:
-            assert launch_of(decoder_layer(), config) is Launch.WHOLE
+            mono = MonoDecodeLayer.create(decoder_layer(), config)
+            assert mono is not None and mono.plan.launch is Launch.WHOLE
+            assert mono.decode.max_rows == sizes[size]
         else:
-            with pytest.raises(SpecializedDecodeError, match=f"tensor parallel size: {size}, wanted 4"):
+            wanted = f"tensor parallel size: {size}, wanted 2 or 4 on CDNA{cdna}"
+            with pytest.raises(SpecializedDecodeError, match=wanted):
                 MonoDecodeLayer.create(decoder_layer(), config)
 
 
@@ -450,14 +452,6 @@ def test_only_a_whole_layer_of_cdna3_enters_unfolded(gpu: Any, cdna: int, unfold
     part = MonoDecodeLayer.create(decoder_layer(1, kv_cache_dtype="auto"), deployment())
     assert mono is not None and mono.unfolded_entry is unfolded
     assert part is not None and not part.unfolded_entry
-
-
-@pytest.mark.parametrize("limit", [(3, 42), (4, 48)])
-def test_row_limits_by_generation(gpu: Any, limit: tuple[int, int]) -> None:
-    cdna, max_rows = limit
-    gpu(cdna=cdna)
-    mono = MonoDecodeLayer.create(decoder_layer(), deployment())
-    assert mono is not None and mono.decode.max_rows == max_rows
 
 
 def test_a_new_deployment_is_decided_anew(gpu: Any) -> None:

@@ -454,13 +454,22 @@ def test_an_engram_s_output_reaches_the_kernels_contiguous(opened: list[Recorder
 
 
 @pytest.mark.parametrize(
-    ("cdna", "rows", "taken"), [(3, MAX_ROWS_GFX942, True), (3, MAX_ROWS, False), (4, MAX_ROWS, True)]
+    ("cdna", "tp", "rows", "taken"),
+    [
+        (3, 4, MAX_ROWS_GFX942, True),
+        (3, 4, MAX_ROWS_GFX942 + 1, False),
+        (3, 2, 32, True),
+        (3, 2, 33, False),
+        (4, 4, MAX_ROWS, True),
+        (4, 2, MAX_ROWS, True),
+    ],
 )
-def test_steps_up_to_the_generation_s_row_limit(
-    gpu: Any, opened: list[Recorder], cdna: int, rows: int, taken: bool  # noqa: F811
+def test_steps_up_to_the_row_limit_of_gpu_and_ranks(
+    gpu: Any, opened: list[Recorder], cdna: int, tp: int, rows: int, taken: bool  # noqa: F811
 ) -> None:  # fmt: skip
     gpu(cdna=cdna)
-    layer, mono = whole_layer()
+    layer = decoder_layer()
+    mono = created(layer, deployment(tensor_parallel_size=tp))
     assert (run(layer, mono, metadata(layer, num_decode_tokens=rows), rows=rows) == ("whole",)) is taken
 
 

@@ -119,11 +119,12 @@ def test_what_the_kernels_are_not_built_for_is_refused_with_them_only(words: lis
     assert check(settings("mi355x-tp4", [*words, "--no-monokernel"])) == []
 
 
-def test_the_kernels_of_gfx942_run_at_tp_4_and_read_aiter_s_experts() -> None:
+def test_the_kernels_of_gfx942_run_at_tp_2_and_4_and_read_aiter_s_experts() -> None:
     asked = ["--monokernel", "--moe-backend"]
-    refusal = only(check(settings("mi325x-tp4", ["-tp", "2", *asked, "aiter"])))
-    assert "built for TP 4 on gfx942" in refusal.why
+    refusal = only(check(settings("mi325x-tp4", ["-tp", "8", *asked, "aiter"])))
+    assert "built for TP 2 and 4 on gfx942" in refusal.why
     assert refusal.change == "--no-monokernel, or --tensor-parallel-size 4"
+    assert check(settings("mi325x-tp4", ["-tp", "2", *asked, "aiter"])) == []
     assert check(settings("mi300x-tp4", [*asked, "aiter-triton-mxfp4-bf16"])) == [], "beside 192 GiB too"
     refusal = only(check(settings("mi325x-tp4", [*asked, "triton_unfused"])))
     assert refusal.flag == "--moe-backend" and refusal.change == "--moe-backend aiter"
@@ -155,7 +156,7 @@ def test_kernels_asked_for_in_a_json_argument_are_the_same_kernels() -> None:
 )
 def test_every_name_of_the_kernels_turns_them_on(words: list[str]) -> None:
     assert settings("mi300x-tp4", words).shape.monokernel
-    assert "built for TP 4" in only(check(settings("mi300x-tp4", [*words, "-tp", "8"]))).why
+    assert "built for TP 2 and 4" in only(check(settings("mi300x-tp4", [*words, "-tp", "8"]))).why
     assert check(settings("mi300x-tp4", ["--no-monokernel", "-tp", "8"])) == []
 
 

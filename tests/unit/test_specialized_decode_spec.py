@@ -49,7 +49,7 @@ SINGLE_REASONS = {
     "architecture": ({"model_config__architectures": ["Other"]}, "model architecture: Other, wanted Toy"),
     "dtype": ({"model_config__dtype": torch.bfloat16}, "activation dtype: torch.bfloat16, wanted torch."),
     "kv-dtype": ({"cache_config__cache_dtype": "fp8"}, "KV cache dtype: fp8, wanted auto"),
-    "tp": ({"parallel_config__tensor_parallel_size": 2}, "tensor parallel size: 2, wanted 1"),
+    "tp": ({"parallel_config__tensor_parallel_size": 2}, "tensor parallel size: 2, wanted 1 on CDNA4"),
     "graph-mode": (
         {"compilation_config__cudagraph_mode": PIECEWISE},
         "CUDA graph mode of decode steps: PIECEWISE, wanted FULL or NONE",
@@ -137,10 +137,11 @@ def test_a_check_that_cannot_be_made_is_a_reason() -> None:
     assert [line.partition(":")[0] for line in found] == [
         "cannot check the activation dtype",
         "cannot check the GPU",
+        "cannot check the tensor parallel size",
         "sleep mode cannot be read from the configuration",
         "cannot check the experts",
     ]
-    assert all("gone" in line for line in (found[1], found[3]))
+    assert all("gone" in line for line in (found[1], found[2], found[4]))
 
 
 def test_no_configuration_is_a_reason_and_no_crash() -> None:
@@ -156,12 +157,37 @@ def test_batch_invariance_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_spec_s_rows_do_not_change() -> None:
-    rows = {4: 8}
+    rows = {4: {1: 8}}
     spec = dataclasses.replace(SPEC, max_rows=rows)
-    rows[3] = 8
-    assert spec.max_rows == {4: 8}
+    rows[3] = {1: 8}
+    rows[4][2] = 8
+    assert spec.max_rows == {4: {1: 8}}
     with pytest.raises(TypeError):
-        spec.max_rows[3] = 8  # type: ignore[index]
+        spec.max_rows[3] = {1: 8}  # type: ignore[index]
+    with pytest.raises(TypeError):
+        spec.max_rows[4][2] = 8  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("size", "rows"), [(1, 8), (2, 6)])
+def test_the_row_limit_is_that_of_the_tensor_parallel_size(size: int, rows: int) -> None:
+    spec = dataclasses.replace(SPEC, max_rows={3: {1: 4}, 4: {1: 8, 2: 6}})
+    made = config(parallel_config__tensor_parallel_size=size)
+    assert spec.refuse(made) == () and spec.row_limit(made) == rows
+
+
+@pytest.mark.parametrize(
+    ("cdna", "reasons"),
+    [
+        (4, ("tensor parallel size: 8, wanted 1 or 2 on CDNA4",)),
+        (3, ("tensor parallel size: 8, wanted 4 on CDNA3",)),
+        (2, ("GPU: CDNA2, wanted CDNA3 or CDNA4", "tensor parallel size: 8, wanted 1 or 2 or 4")),
+    ],
+)
+def test_a_size_is_refused_beside_those_of_its_gpu(cdna: int, reasons: tuple[str, ...]) -> None:
+    spec = dataclasses.replace(
+        SPEC, max_rows={3: {4: 4}, 4: {1: 8, 2: 6}}, device=lambda: Device(cdna, compute_units=2)
+    )
+    assert spec.refuse(config(parallel_config__tensor_parallel_size=8)) == reasons
 
 
 def test_a_spec_that_names_a_feature_runs_alongside_it() -> None:

@@ -13,7 +13,7 @@ import yaml
 from tests.models.specialized_decode.deployment import TREE  # noqa: F401
 
 from vllm import envs  # isort: skip
-from vllm.models.deepseek_v41.amd.mono_decode_spec import GENERATIONS  # isort: skip
+from vllm.models.deepseek_v41.amd.mono_decode_spec import SPEC  # isort: skip
 
 NAME = "recipes/models/deepseek-ai/DeepSeek-V4.1-Flash.yaml"
 RECIPE = yaml.safe_load((Path(__file__).resolve().parents[4] / NAME).read_text(encoding="utf-8"))
@@ -49,7 +49,7 @@ def test_a_command_parses_and_asks_for_kernels_that_are_built_for_it(name: str) 
     cdna, kernels = CARDS[name]
     parsed = parse(command(name))
     assert (parsed.monokernel is True) == kernels
-    assert not kernels or tp_size(name) in GENERATIONS[cdna].tp_sizes
+    assert not kernels or tp_size(name) in SPEC.max_rows[cdna]
 
 
 @pytest.mark.parametrize("name", CARDS)
@@ -65,9 +65,11 @@ def test_mi350x_decodes_as_mi355x_does() -> None:
     assert tp_size("mi350x") == 4 and ours.engram_config.cpu_offload is False
 
 
-def test_the_guide_says_how_mi325x_runs_where_the_kernels_do_not() -> None:
-    assert "`--tensor-parallel-size 2 --no-monokernel`" in RECIPE["guide"]
+def test_the_guide_says_which_steps_of_mi325x_run_on_the_kernels() -> None:
     assert "weight copies" not in RECIPE["guide"]
-    assert 2 not in GENERATIONS[CARDS["mi325x"][0]].tp_sizes
-    parsed = parse([*command("mi325x"), "--tensor-parallel-size", "2", "--no-monokernel"])
-    assert parsed.monokernel is False and parsed.tensor_parallel_size == 2
+    rows, guide = SPEC.max_rows[CARDS["mi325x"][0]], " ".join(RECIPE["guide"].split())
+    assert f"at TP4 on decode steps of up to {rows[4]} rows" in guide
+    assert f"and at TP2 of up to {rows[2]} rows" in guide
+    assert "For TP2, pass `--tensor-parallel-size 2`." in guide
+    parsed = parse([*command("mi325x"), "--tensor-parallel-size", "2"])
+    assert parsed.monokernel is True and parsed.tensor_parallel_size == 2

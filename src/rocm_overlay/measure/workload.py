@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from rocm_overlay.errors import OverlayError
-from rocm_overlay.kernel_arches import MOST_ROWS
+from rocm_overlay.kernel_arches import most_rows
 from rocm_overlay.measure.options import MOST_SECONDS
 from rocm_overlay.recipe import Recipe, check_plain, parse_yaml
 from rocm_overlay.textio import read_text
+from rocm_overlay.values import as_count
 
 PROFILES_NAME = "profiles.yaml"
 REPEATS = ("fresh", "salted", "same")
@@ -196,7 +197,9 @@ def promise(recipe: Recipe, concurrency: int) -> Promise:
         if length is not None:
             acceptance = (length * (1 - SYNTHETIC_TOLERANCE), length * (1 + SYNTHETIC_TOLERANCE))
     kernels: bool | None = recipe.args.get("monokernel") is True
-    if kernels and concurrency * (1 + drafts) > MOST_ROWS.get(recipe.hardware.architecture, 0):
+    ranks = as_count(recipe.args, "tensor-parallel-size", 1)
+    rows = most_rows(recipe.hardware.architecture, ranks)
+    if kernels and concurrency * (1 + drafts) > rows:
         kernels = None
     return Promise(acceptance, kernels)
 

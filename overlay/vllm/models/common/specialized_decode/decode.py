@@ -136,7 +136,7 @@ class SpecializedDecode(ABC, Generic[Kernels]):
         self.role = role
         self.vllm_config = weakref.ref(vllm_config)
         self.option = asked(vllm_config)
-        self.max_rows = spec.max_rows[spec.device().cdna_version or 0]
+        self.max_rows = spec.row_limit(vllm_config)
         self.strict = vllm_config.kernel_config.specialized_decode_strict
         self.plans: list[LayerPlan] = []
         # The model owns its layers: freeing it must free them.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -58,8 +58,8 @@ class DecodeSpec:
         dtypes: activation dtypes.
         kv_cache_dtypes: values of ``CacheConfig.cache_dtype``; None where each layer decides for its own
         cache.
-        tp_sizes: tensor parallel sizes.
-        max_rows: rows of the largest step, by CDNA version. A generation without an entry is refused.
+        max_rows: rows of the largest step, by CDNA version and tensor parallel size. A generation without an
+            entry is refused, and so is a size without one in its generation.
         resident_workgroups: workgroups of a launch that wait on each other. A compute unit holds one, so a
             GPU, or a partition of one, with fewer compute units would wait for ever.
         graph_modes: names of the ``CUDAGraphMode`` that a step may run in.
@@ -73,8 +73,7 @@ class DecodeSpec:
     architectures: frozenset[str]
     dtypes: frozenset[torch.dtype]
     kv_cache_dtypes: frozenset[str] | None
-    tp_sizes: frozenset[int]
-    max_rows: Mapping[int, int]
+    max_rows: Mapping[int, Mapping[int, int]]
     resident_workgroups: int
     graph_modes: frozenset[str]
     runs_alongside: frozenset[str]
@@ -82,7 +81,13 @@ class DecodeSpec:
     device: Callable[[], Device]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "max_rows", MappingProxyType(dict(self.max_rows)))
+        rows = {cdna: MappingProxyType(dict(by_size)) for cdna, by_size in self.max_rows.items()}
+        object.__setattr__(self, "max_rows", MappingProxyType(rows))
+
+    def row_limit(self, vllm_config: VllmConfig) -> int:
+        """Rows of the largest step of a deployment that is not refused."""
+        by_size = self.max_rows[self.device().cdna_version or 0]
+        return by_size[vllm_config.parallel_config.tensor_parallel_size]
 
     def refuse(self, vllm_config: VllmConfig) -> tuple[str, ...]:
         """Every reason for which this deployment cannot run the kernels; empty when it can."""
@@ -149,8 +154,12 @@ class DecodeSpec:
         return None
 
     def _tp_size(self, config: VllmConfig) -> str | None:
-        seen = config.parallel_config.tensor_parallel_size
-        return _outside("tensor parallel size", seen, self.tp_sizes, met=seen in self.tp_sizes)
+        seen, cdna = config.parallel_config.tensor_parallel_size, self.device().cdna_version
+        if (by_size := self.max_rows.get(cdna or 0)) is None:  # refused for its GPU
+            every = {size for sizes in self.max_rows.values() for size in sizes}
+            return _outside("tensor parallel size", seen, every, met=seen in every)
+        reason = _outside("tensor parallel size", seen, by_size, met=seen in by_size)
+        return reason and f"{reason} on CDNA{cdna}"
 
     def _graph_mode(self, config: VllmConfig) -> str | None:
         # None until vLLM has chosen one; its choice gives decode steps FULL graphs or none.
@@ -190,7 +199,7 @@ def refusal(what: str, reasons: tuple[str, ...]) -> SpecializedDecodeError:
     )
 
 
-def _outside(what: str, seen: Any, wanted: frozenset[Any], met: Any) -> str | None:
+def _outside(what: str, seen: Any, wanted: Iterable[Any], met: Any) -> str | None:
     if met:
         return None
     return f"{what}: {seen}, wanted {' or '.join(sorted(map(str, wanted)))}"

@@ -35,10 +35,9 @@ from vllm.models.common.specialized_decode.fail_stop import before_tokens
 from vllm.models.common.specialized_decode.kv_cache import RecordCache
 from vllm.models.common.specialized_decode.replay import counting
 from vllm.models.common.specialized_decode.spec import asked, refusal
+from vllm.models.deepseek_v41.amd.mono.geometry import MAX_ROWS, MAX_ROWS_GFX942
 from vllm.models.deepseek_v41.amd.mono.layer_launch import Keys
 from vllm.models.deepseek_v41.amd.mono_decode_spec import (
-    MAX_ROWS,
-    MAX_ROWS_GFX942,
     SPEC,
     TARGET_ROUTING,
     Routing,

@@ -13,7 +13,7 @@ import vllm.envs as envs
 from vllm.models.common.specialized_decode.decode import DRAFT, TARGET, Launch, LayerPlan
 from vllm.models.common.specialized_decode.spec import Check, DecodeSpec, rocm_device
 from vllm.models.deepseek_v41.amd.mono import builds
-from vllm.models.deepseek_v41.amd.mono.geometry import MAX_ROWS, MAX_ROWS_GFX942, WORKGROUPS
+from vllm.models.deepseek_v41.amd.mono.geometry import WORKGROUPS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -37,8 +37,7 @@ class Generation:
     """How the kernels of one CDNA generation differ from the other's.
 
     Args:
-        max_rows: rows of the largest step.
-        tp_sizes: tensor parallel sizes that they are built for.
+        architecture: their entry of ``builds.ARCHITECTURES``.
         indexer: the indexer that they run an index source with, as module and class.
         moe_backend: the ``Mxfp4MoeBackend`` in whose layout they read the routed experts.
         needs_fused_seam: whether vLLM's path must run AITER's fused seam, for both paths to round alike.
@@ -48,8 +47,7 @@ class Generation:
         cleans_negative_zero: whether their FP8 instructions read OCP -0 (0x80) as a NaN.
     """
 
-    max_rows: int
-    tp_sizes: frozenset[int]
+    architecture: str
     indexer: tuple[str, str]
     moe_backend: str
     needs_fused_seam: bool = False
@@ -58,18 +56,13 @@ class Generation:
     cleans_negative_zero: bool = False
 
 
-def _generation_of(arch: str, indexer: tuple[str, str], moe_backend: str, **differs: bool) -> Generation:
-    built = builds.ARCHITECTURES[arch]
-    return Generation(built.max_rows, built.tp_sizes, indexer, moe_backend, **differs)
-
-
 # By CDNA version.
 GENERATIONS = {
-    CDNA3: _generation_of(
+    CDNA3: Generation(
         "gfx942", ("vllm.models.deepseek_v41.attention", "DeepseekV4Indexer"), "AITER_TRITON_MXFP4_BF16",
         own_top_k=True, unfolded_entry=True, cleans_negative_zero=True,
     ),
-    CDNA4: _generation_of(
+    CDNA4: Generation(
         "gfx950", ("vllm.models.deepseek_v41.amd.rocm", "DeepseekV41RocmMxfp4Indexer"), "AITER_MXFP4_BF16",
         needs_fused_seam=True,
     ),
@@ -103,15 +96,6 @@ def gpu_architecture() -> str:
     return properties.gcnArchName.partition(":")[0].lower()
 
 
-def _tp_size_reason(config: VllmConfig) -> str | None:
-    device, seen = rocm_device(), config.parallel_config.tensor_parallel_size
-    built = _generation_or_none()
-    if built is None or seen in built.tp_sizes or seen not in SPEC.tp_sizes:
-        return None  # or refused for itself
-    wanted = " or ".join(map(str, sorted(built.tp_sizes)))
-    return f"tensor parallel size: {seen}, wanted {wanted} on CDNA{device.cdna_version}"
-
-
 def _expert_format_reason(_: VllmConfig) -> str | None:
     if envs.VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4:
         return "VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4 is set: the kernels read AITER's A8W4 experts, unset it"
@@ -123,8 +107,9 @@ SPEC = DecodeSpec(
     architectures=frozenset({"DeepseekV41ForCausalLM", "DSparkV41DraftModel"}),
     dtypes=frozenset({torch.bfloat16}),
     kv_cache_dtypes=None,  # a layer of another cache keeps vLLM's attention and takes the FFN launch
-    tp_sizes=frozenset({2, 4}),
-    max_rows={CDNA3: MAX_ROWS_GFX942, CDNA4: MAX_ROWS},
+    max_rows={
+        cdna: builds.ARCHITECTURES[built.architecture].max_rows for cdna, built in GENERATIONS.items()
+    },
     resident_workgroups=WORKGROUPS,
     graph_modes=frozenset({"NONE", "FULL"}),
     runs_alongside=frozenset(
@@ -145,7 +130,6 @@ SPEC = DecodeSpec(
     ),
     checks=(
         Check("the kernels", _kernels_reason),
-        Check("the GPU's tensor parallel sizes", _tp_size_reason),
         Check("the expert format", _expert_format_reason),
     ),
     device=rocm_device,

@@ -5,7 +5,9 @@ builds."""
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from vllm.models.common.amd.persistent.build import Build, KernelBuildError
@@ -56,23 +58,27 @@ class Architecture:
     Args:
         isa: its instructions, as module and class.
         expert_layout: how the serving engine keeps the routed experts there, one of ``EXPERT_LAYOUTS``.
-        max_rows: rows of the largest step.
-        tp_sizes: tensor parallel sizes at which every width was compiled without scratch and judged.
+        max_rows: rows of the largest step, by tensor parallel size: up to there the launches compile without
+            scratch. A size without an entry has no kernels.
     """
 
     isa: tuple[str, str]
     expert_layout: str
-    max_rows: int
-    tp_sizes: frozenset[int]
+    max_rows: Mapping[int, int]
 
 
-# All that there are kernels for. Each has every one of ``KINDS``.
+# All that there are kernels for, and the one place that says how many rows of them. Each has every one of
+# ``KINDS``. On gfx942 at TP 2 the attention back spills registers from 33 rows on.
 ARCHITECTURES = {
     "gfx950": Architecture(
-        (f"{_PERSISTENT}.isa.gfx950", "Gfx950"), "aiter_shuffle", MAX_ROWS, frozenset(SUPPORTED_TP)
+        (f"{_PERSISTENT}.isa.gfx950", "Gfx950"),
+        "aiter_shuffle",
+        MappingProxyType(dict.fromkeys(SUPPORTED_TP, MAX_ROWS)),
     ),
     "gfx942": Architecture(
-        (f"{_PERSISTENT}.isa.gfx942", "Gfx942"), "row_major", MAX_ROWS_GFX942, frozenset({4})
+        (f"{_PERSISTENT}.isa.gfx942", "Gfx942"),
+        "row_major",
+        MappingProxyType({2: 32, 4: MAX_ROWS_GFX942}),
     ),
 }
 
@@ -101,11 +107,11 @@ def kernel_build(kind: str, geometry: FfnGeometry, arch: str) -> Build:
         KernelBuildError: there is no such kernel for ``arch``.
     """
     there = _architecture(arch)
-    if geometry.tp not in there.tp_sizes or geometry.rows > there.max_rows:
-        sizes = " and ".join(map(str, sorted(there.tp_sizes)))
+    if geometry.rows > there.max_rows.get(geometry.tp, 0):
+        known = " and ".join(f"up to {rows} rows at TP {tp}" for tp, rows in sorted(there.max_rows.items()))
         raise KernelBuildError(
             f"no mono kernel {kind} of {geometry.rows} rows at TP {geometry.tp} for {arch}, there are some "
-            f"of up to {there.max_rows} at TP {sizes}"
+            f"of {known}"
         )
     what = KINDS[kind]
 

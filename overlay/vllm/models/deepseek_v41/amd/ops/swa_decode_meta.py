@@ -243,7 +243,8 @@ def max_blocks_touched(width: int, block_size: int) -> int:
 
 
 def row_limit() -> int:
-    """The rows of the largest batch that is taken on this GPU: those of its mono decode kernels."""
+    """The rows of the largest batch that is taken on this GPU: those of its mono decode kernels, at the
+    tensor parallel size at which they take most."""
     from vllm.platforms.rocm import get_cdna_version
 
     return ROW_LIMITS.get(get_cdna_version(), MAX_ROWS)
