@@ -291,6 +291,8 @@ def test_a_dry_run_of_a_server_that_would_be_refused_fails(mi355x: Path) -> None
     [
         ([Gpu(0, "gfx942", 304, int(191.98 * GIB))] * 8, "mi300x-tp4"),
         ([Gpu(0, "gfx942", 304, int(255.98 * GIB))] * 8, "mi325x-tp4"),
+        ([Gpu(0, "gfx942", 304, int(255.98 * GIB))] * 2, "mi325x-tp2"),
+        ([Gpu(0, "gfx942", 304, int(191.98 * GIB))] * 2, ""),
         ([Gpu(0, "gfx950", 256, int(287.98 * GIB))] * 8, "mi355x-tp4"),
         ([Gpu(0, "gfx950", 256, int(287.98 * GIB))] * 2, "mi355x-tp2"),
         ([Gpu(0, "gfx90a", 104, 64 * GIB)] * 8, ""),

@@ -63,6 +63,16 @@ def test_every_whole_decode_batch_on_gfx942_has_a_kernel():
         assert max(rows) == 42
 
 
+def test_a_server_at_tp_2_on_gfx942_reaches_its_own_row_limit():
+    found = kernel_set.of_recipe(RECIPES["mi325x-tp2"])
+    assert {wanted.tp for wanted in found} == {2} and {wanted.arch for wanted in found} == {"gfx942"}
+    for kind, routing in ((FRONT, NO_ROUTING), (BACK, TARGET), (BACK, DRAFT)):
+        rows = {w.rows for w in found if (w.kernel, w.experts, w.picks) == (kind, *routing)}
+        assert rows == {1, 2, 4, 8, 16, 24, 32} | set(range(6, 33, 6)) | set(range(5, 33, 5))
+    eager = replace(RECIPES["mi325x-tp2"], args={**RECIPES["mi325x-tp2"].args, "enforce-eager": True})
+    assert {w.rows for w in kernel_set.of_recipe(eager)} == set(range(1, 33))
+
+
 def test_a_recipe_without_the_kernels_reaches_none():
     for name in ("mi325x-tp4", "mi355x-tp4"):
         assert kernel_set.of_recipe(without_kernels(RECIPES[name])) == set()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rocm_overlay.errors import OverlayError
+from rocm_overlay.kernel_arches import most_rows
 from rocm_overlay.memory import plan
 from rocm_overlay.recipe import Hardware, load, load_all, recipe_names
 from rocm_overlay.render import build_command
@@ -281,6 +282,7 @@ WANTED = [
     "bench-gfx942-7seqs",
     "bench-gfx950-32k",
     "mi300x-tp4",
+    "mi325x-tp2",
     "mi325x-tp4",
     "mi355x-tp2",
     "mi355x-tp4",
@@ -350,7 +352,7 @@ def test_every_recipe_says_what_it_was_published_with(name: str) -> None:
 
 def test_gfx942_recipes_capture_whole_decode_steps_only() -> None:
     on_gfx942 = [recipe for recipe in load_all(RECIPES) if recipe.hardware.architecture == "gfx942"]
-    assert len(on_gfx942) == 3
+    assert len(on_gfx942) == 4
     for recipe in on_gfx942:
         assert recipe.args["compilation-config"] == {"cudagraph_mode": "FULL_DECODE_ONLY"}
         assert recipe.env["VLLM_USE_BREAKABLE_CUDAGRAPH"] == "0"
@@ -361,8 +363,16 @@ def test_no_recipe_replays_the_window_of_a_cached_prefix() -> None:
     assert {recipe.args["swa-bounded-replay"] for recipe in load_all(RECIPES)} == {False}
 
 
+def test_every_decode_step_at_tp_2_on_gfx942_is_one_that_the_kernels_take() -> None:
+    recipe = load(RECIPES, "mi325x-tp2")
+    shape = read_settings(recipe, build_command(recipe), {}).shape
+    rows, captured = most_rows("gfx942", 2), recipe.args["max-cudagraph-capture-size"]
+    assert isinstance(captured, int) and shape.decode_rows <= captured <= rows
+    assert f"up to {rows} rows at TP 2" in recipe.notes["monokernel"]
+
+
 def test_gfx942_serves_with_the_kernels_at_ordinary_memory_and_says_what_they_take() -> None:
-    for name in ("mi300x-tp4", "mi325x-tp4"):
+    for name in ("mi300x-tp4", "mi325x-tp2", "mi325x-tp4"):
         recipe = load(RECIPES, name)
         assert recipe.args["monokernel"] is True and recipe.args["gpu-memory-utilization"] == 0.9
         taken = plan(read_settings(recipe, build_command(recipe), {}).shape).kernels
