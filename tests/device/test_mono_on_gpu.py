@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from cdnasim.hip import HipDevice, unfit
+from rocm_overlay.kernel_arches import MOST_ROWS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "sim"))
-MAX_ROWS = {"gfx950": 48, "gfx942": 42}
-TP_SIZES = {"gfx950": (2, 4), "gfx942": (4,)}
-PLACES = [(arch, tp) for arch, sizes in TP_SIZES.items() for tp in sizes if not unfit(arch, tp)]
+# By architecture and TP size: what a server gives the kernels (rocm_overlay.kernel_arches).
+PLACES = [(arch, tp) for arch, most in MOST_ROWS.items() for tp in sorted(most) if not unfit(arch, tp)]
 pytestmark = [
-    pytest.mark.skipif(not PLACES, reason="no two gfx950 or four gfx942 GPUs that torch can use"),
+    pytest.mark.skipif(not PLACES, reason="no two gfx950 or gfx942 GPUs that torch can use"),
     pytest.mark.parametrize("arch, tp", PLACES or [("none", 0)]),
     pytest.mark.timeout(4 * 3600),
 ]
@@ -32,7 +32,7 @@ def test_every_stage_against_float64(arch: str, tp: int, body: str, rows: int | 
     from mono import gpu
 
     run: Callable[..., None] = getattr(gpu, body)
-    run(HipDevice(arch, tp), rows or MAX_ROWS[arch])
+    run(HipDevice(arch, tp), rows or MOST_ROWS[arch][tp])
 
 
 def replays() -> int:
@@ -47,5 +47,5 @@ def test_replays_of_two_widths_in_turn_give_the_same_bits(arch: str, tp: int) ->
     from mono import gpu
 
     count = replays()
-    compared = gpu.race(HipDevice(arch, tp), (MAX_ROWS[arch], 6), count, say=print)
+    compared = gpu.race(HipDevice(arch, tp), (MOST_ROWS[arch][tp], 6), count, say=print)
     print(f"{count} replays, {compared} of them compared")
