@@ -53,17 +53,25 @@ KERNELS = (
     AMD / "mono/stages",
     AMD / "mono/reference",
 )
+BASE_KERNELS = ROOT / "build/base/vllm/models/deepseek_v41/amd/mono"
+# By the beginning of a test file's name, the first that fits.
 SUBJECTS = {
+    "test_mono_layer_beside_base": (*KERNELS, BASE_KERNELS),
+    "test_mono_bench": (*KERNELS, BASE_KERNELS),
+    "test_mono_demo": (*KERNELS, BASE_KERNELS),
     "test_mono": KERNELS,
-    "test_swa": (AMD / "ops/swa_decode_meta.py",),
-    "test_base": (ROOT / "build/base/vllm/models/deepseek_v41/amd/mono",),
+    "test_swa": (AMD / "ops/swa_decode_meta.py", ROOT / "src/rocm_overlay/bench_swa.py"),
+    "test_base": (BASE_KERNELS,),
 }
 # What executes a kernel, without what is beside it (real GPUs, times, pictures).
 SIMULATOR = (
     ROOT / "src/cdnasim/core",
     *(
         ROOT / f"src/cdnasim/{name}.py"
-        for name in ("counts", "device", "errors", "native", "opcodes", "operands", "program")
+        for name in (
+            *("counts", "device", "errors", "flydsl_front", "native", "opcodes", "operands", "program"),
+            "triton_front",
+        )
     ),
 )
 TESTS = ROOT / "tests/sim"
@@ -105,20 +113,21 @@ def hash_of(paths: tuple[Path, ...]) -> str:
 
 
 def _module_files(name: str) -> list[Path]:
-    """The file of a module of tests/sim, if it is one."""
-    path = TESTS.joinpath(*name.split("."))
+    """The file of a module of tests/sim or of ``tests``, if it is one."""
+    path = (ROOT if name.startswith("tests.") else TESTS).joinpath(*name.split("."))
     return [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
 
 
 def instrument_files(file: Path) -> tuple[Path, ...]:
-    """A test file and the modules of tests/sim that it imports, directly or not."""
+    """A test file and the modules of tests/sim and ``tests`` that it imports, directly or not."""
     found, waiting = set(), [file]
     while waiting:
         one = waiting.pop()
         if one in found:
             continue
         found.add(one)
-        package = ".".join(one.parent.relative_to(TESTS).parts)
+        inside = one.is_relative_to(TESTS)
+        package = ".".join(one.parent.relative_to(TESTS if inside else ROOT).parts)
         for node in ast.walk(ast.parse(one.read_text())):
             if isinstance(node, ast.Import):
                 names = [name.name for name in node.names]
@@ -145,7 +154,7 @@ def hashes(file: str) -> Hashes:
     compiler = importlib.metadata.version("flydsl")
     paths = next((paths for stem, paths in SUBJECTS.items() if file.startswith(stem)), ())
     subject = f"{hash_of(tuple(paths))} flydsl {compiler}" if paths else ""
-    reference = hash_of((AMD / "mono/reference",)) if paths == KERNELS else ""
+    reference = hash_of((AMD / "mono/reference",)) if paths[: len(KERNELS)] == KERNELS else ""
     return Hashes(subject, hash_of((*SIMULATOR, *instrument_files(TESTS / file))), reference)
 
 

@@ -68,7 +68,18 @@ def tree(tmp_path: Path) -> Tree:
     for folder in ("docs", "src/cdnasim/core", "tests/sim/mono", "tests/sim/base"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "src/cdnasim/core/core.cpp").write_text("int answer = 42;\n")
-    for name in ("counts", "device", "errors", "native", "opcodes", "operands", "program", "timing"):
+    for name in (
+        "counts",
+        "device",
+        "errors",
+        "native",
+        "opcodes",
+        "operands",
+        "program",
+        "timing",
+        "flydsl_front",
+        "triton_front",
+    ):
         (tmp_path / f"src/cdnasim/{name}.py").touch()
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["full: long"]\n')
     (tmp_path / "tests/sim/test_flow.py").write_text(TESTS)
@@ -420,6 +431,35 @@ def test_a_change_of_the_kernels_is_a_change_of_the_subject(tmp_path: Path, name
         proofs.hash_of.cache_clear()
         assert proofs.hash_of(kernels) != before
         file.write_text(text)
+
+
+def test_what_is_compared_with_the_base_is_proved_of_its_kernels_too() -> None:
+    """A rebase changes them: a comparison that passed on the last base holds no more."""
+    for file in ("test_mono_layer_beside_base.py", "test_mono_bench.py", "test_mono_demo.py"):
+        subject = next(paths for stem, paths in proofs.SUBJECTS.items() if file.startswith(stem))
+        assert proofs.BASE_KERNELS in subject and set(proofs.KERNELS) < set(subject)
+        assert proofs.hashes(file).reference == proofs.hashes("test_mono_handoffs.py").reference != ""
+
+
+def test_modules_above_the_simulators_tests_are_instrument_too() -> None:
+    names = {
+        file.relative_to(proofs.ROOT).as_posix()
+        for file in proofs.instrument_files(SIM / "test_swa_decode_meta.py")
+    }
+    assert {"tests/swa_cases.py", "tests/swa_ragged.py", "tests/harness/interpreter.py"} <= names
+
+
+def test_a_build_with_a_planted_fault_is_never_taken_for_the_plain_one() -> None:
+    from mono import sources
+
+    sources.ASKED.clear()
+    try:
+        for overlay in (sources.OVERLAY, Path("mutant"), sources.OVERLAY):
+            sources.note_asked("ffn-gfx950-rows1", overlay)
+        assert {"ffn-gfx950-rows1": Path("mutant")} == sources.ASKED
+        assert proofs.codes_of(dict(sources.ASKED)) == {}
+    finally:
+        sources.ASKED.clear()
 
 
 def test_the_table_is_that_of_the_ledger() -> None:
