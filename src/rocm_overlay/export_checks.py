@@ -150,7 +150,13 @@ def _run_command(checkout: Path, site: Path, words: Sequence[str], timeout: floa
         [sys.executable, *words[1:], *options],
         cwd=checkout, env=environment, text=True, capture_output=True, timeout=timeout, check=False,
     )  # fmt: skip
-    last = (done.stdout.strip().splitlines() or ["no output"])[-1]
+    # What runs at the process's end may print below pytest's own last line.
+    lines = [
+        line
+        for line in done.stdout.splitlines()
+        if re.search(r"\b\d+ (passed|failed|skipped|errors?)\b", line)
+    ]
+    last = (lines or ["no output"])[-1]
     if done.returncode or "skipped" in last or "passed" not in last:
         raise CheckFailed(
             f"the tests of {' '.join(words[3:])} fail", seen=(done.stdout + done.stderr)[-3000:]

@@ -5,12 +5,13 @@ import json
 import os
 import signal
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from rocm_overlay import export_files
-from rocm_overlay.errors import OverlayError
+from rocm_overlay.errors import CheckFailed, OverlayError
 from rocm_overlay.export import LISTING, PLACEHOLDER, REPOSITORY, export, held
 from rocm_overlay.export_checks import run_tests
 from rocm_overlay.export_plan import load_plan, merged_pulls
@@ -503,6 +504,15 @@ def test_tests_run_with_the_package_elsewhere_as_in_upstreams_image(tmp_path):
     write_files(tmp_path, {"vllm/__init__.py": "", "tests/test_x.py": own + text})
     assert "1 passed" in run_tests(tmp_path, ["python -m pytest tests/test_x.py"])
     assert (tmp_path / "vllm/__init__.py").is_file() and not (tmp_path / "src").exists()
+
+
+@pytest.mark.parametrize("assertion, passes", [("True", True), ("False", False)])
+def test_lines_below_pytests_own_do_not_hide_it(tmp_path, assertion, passes):
+    """vLLM's metrics print at the process's end."""
+    late = "import atexit\n\natexit.register(print, 'metrics: 3 steps')\n\n\n"
+    write_files(tmp_path, {"tests/test_x.py": late + f"def test_it():\n    assert {assertion}\n"})
+    with nullcontext() if passes else pytest.raises(CheckFailed):
+        assert "1 passed" in run_tests(tmp_path, ["python -m pytest tests/test_x.py"])
 
 
 def test_the_tool_says_that_a_changed_checkout_is_exported(project):
