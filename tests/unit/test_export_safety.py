@@ -42,6 +42,7 @@ name = "kernel"
 title = "[ROCm] Kernel"
 depends = ["gate"]
 files = ["vllm/amd/ours/*"]
+remove = ["vllm/amd/old.py"]
 merged_when = "never: recognised file by file"
 purpose = ["A kernel."]
 """

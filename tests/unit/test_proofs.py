@@ -264,7 +264,14 @@ def test_what_runs_ends_with_the_runner(tree: Tree, number: signal.Signals) -> N
     """Also what a case has started. What ended before is kept, and nothing more begins."""
     (tree.root / "tests/sim/test_flow.py").write_text(WITH_A_CHILD)
     command = [sys.executable, "tests/sim/proofs.py", "--jobs", "1"]
-    runner = subprocess.Popen(command, cwd=tree.root, stdout=subprocess.PIPE, text=True)
+    # A shell's background job, as a CI's may be, hands on that SIGINT is ignored.
+    runner = subprocess.Popen(
+        command,
+        cwd=tree.root,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         until((tree.root / "pid").exists)
         child = int((tree.root / "pid").read_text())
