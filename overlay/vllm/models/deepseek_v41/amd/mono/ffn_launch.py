@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ STAGES = {
 # A kernel by its arguments by name and the stream.
 Kernel = Callable[[dict[str, int], Any], None]
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+AnyWidth = TypeVar("AnyWidth")
 
 
 @dataclass(frozen=True)
@@ -261,9 +262,7 @@ class FfnLaunch:
             RuntimeError: these are no timeline builds, or the width was not prepared.
             ValueError: nothing was launched.
         """
-        if rows not in self._widths:
-            raise RuntimeError(f"FFN launch: no memory was made for steps of {rows} rows (prepare)")
-        width = self._widths[rows]
+        width = width_of(self._widths, rows, "FFN launch")
         return read_timeline(width.geometry, "workspace", width.workspace)
 
     def __call__(
@@ -287,9 +286,7 @@ class FfnLaunch:
             x bf16 [rows, 5120], and residual, post_mix, res_mix, pre_mix of the FFN seam as the inputs are.
         """
         rows = part.shape[0]
-        width = self._widths.get(rows)
-        if width is None:
-            raise RuntimeError(f"FFN launch: no memory was made for steps of {rows} rows (prepare)")
+        width = width_of(self._widths, rows, "FFN launch")
         if part.dtype != torch.bfloat16 or residual.dtype != torch.bfloat16:
             raise TypeError(
                 f"FFN launch: part {part.dtype}, residual {residual.dtype}, wanted torch.bfloat16"
@@ -324,6 +321,14 @@ def start_words() -> list[int]:
 def stream_of(tensor: Tensor) -> Any:
     """What a launch on ``tensor`` is queued on; None on a CPU."""
     return torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
+
+
+def width_of(widths: Mapping[int, AnyWidth], rows: int, what: str) -> AnyWidth:
+    """What steps of ``rows`` rows use. Raises ``RuntimeError`` when the width was not prepared."""
+    width = widths.get(rows)
+    if width is None:
+        raise RuntimeError(f"{what}: no memory was made for steps of {rows} rows (prepare)")
+    return width
 
 
 def read_timeline(geometry: FfnGeometry, layout: str, workspace: Tensor) -> list[Part]:

@@ -31,6 +31,7 @@ from .ffn_launch import (
     read_timeline,
     start_words,
     stream_of,
+    width_of,
 )
 from .geometry import (
     GROUP_K,
@@ -332,9 +333,7 @@ class LayerLaunch:
             RuntimeError: these are no timeline builds, or the width was not prepared.
             ValueError: nothing was launched.
         """
-        if rows not in self._widths:
-            raise RuntimeError(f"whole layers: no memory was made for steps of {rows} rows (prepare)")
-        width = self._widths[rows]
+        width = width_of(self._widths, rows, "whole layers")
         return {
             name: read_timeline(half.geometry, f"{name}_workspace", half.workspace)
             for name, half in (("front", width.front), ("back", width.back))
@@ -406,9 +405,7 @@ class LayerLaunch:
         """
         x, residual = activations[:2]
         rows = x.shape[0]
-        width = self._widths.get(rows)
-        if width is None:
-            raise RuntimeError(f"whole layers: no memory was made for steps of {rows} rows (prepare)")
+        width = width_of(self._widths, rows, "whole layers")
         if faults := keys.faults(self.window):
             raise ValueError(f"attention of {weights.layer}: " + "; ".join(faults))
         stream = stream_of(x)
