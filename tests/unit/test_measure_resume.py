@@ -7,6 +7,7 @@ import yaml
 from rocm_overlay.cli import main
 from rocm_overlay.errors import OverlayError
 from rocm_overlay.measure import resume
+from rocm_overlay.measure.records import ResultSet
 from tests.unit.test_measure_bench import CLIENT, EVIDENCE, bench, profiles, read, server, session_file
 
 __all__ = ["server"]
@@ -121,3 +122,61 @@ def test_what_ends_a_run_keeps_its_way_out_and_says_what_is_kept():
     with pytest.raises(KeyboardInterrupt), resume.goes_on(lambda: "2 of 4 are kept", said.append):
         raise KeyboardInterrupt
     assert said == ["interrupted; run the same command again to go on: 2 of 4 are kept"]
+
+
+def interrupted_before(number, monkeypatch):
+    """Have the session be interrupted with its record ``number`` measured and not yet kept."""
+    append, seen = ResultSet.append, []
+
+    def stop(results, record):
+        seen.append(record)
+        if len(seen) == number:
+            raise KeyboardInterrupt
+        append(results, record)
+
+    monkeypatch.setattr(ResultSet, "append", stop)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("repeats", ["fresh", "salted", "same"])
+def test_a_pass_that_was_interrupted_is_a_first_one_again(server, tmp_path, monkeypatch, repeats, number):
+    file = profiles(tmp_path, repeats=repeats)
+    with monkeypatch.context() as patch:
+        interrupted_before(number, patch)
+        # Of each point the server has seen every prompt of the pass that is made again.
+        assert bench(tmp_path, "--url", server.url, profile=file) == 130
+    assert number == 1 or len(read(tmp_path)) == number - 1
+    sent = len(server.bodies)
+    assert bench(tmp_path, "--url", server.url, profile=file) == 0
+    found = read(tmp_path)
+    assert len(found) == 4
+    for record in found:
+        repeated = repeats == "same" and record.run > 1
+        says = record.proofs["prefix"]["says"]
+        assert says == "100.00% on a repeated pass" if repeated else says.startswith("0.00%"), record.identity
+    if repeats == "same" and number > 1:  # what was interrupted was a repeat, and is one
+        return
+    # The requests are the interrupted pass's own: a salt is all that differs.
+    again = [body for body in server.bodies[sent:] if "attempt-2" in body.get("cache_salt", "")]
+    assert len(again) >= 4 and {body["prompt"] for body in again} <= {
+        body["prompt"] for body in server.bodies[:sent]
+    }
+    salts = {record.evidence.get("cache_salt") for record in found}
+    assert any("attempt-2" in (salt or "") for salt in salts) and (repeats != "fresh" or None in salts)
+
+
+def test_the_rounds_of_the_same_prompts_do_not_meet_each_other(server, tmp_path):
+    file = profiles(tmp_path, repeats="same", rounds=2)
+    assert bench(tmp_path, "--url", server.url, profile=file) == 0
+    assert [r.proofs["prefix"]["says"].startswith("0.00%") for r in read(tmp_path) if r.run == 1] == [
+        True
+    ] * 4
+
+
+@pytest.mark.parametrize("mark, wanted", [(None, 1), ("1\n", 2), ("7\n", 8), ("", 2), ("\0x", 2), ("-3", 2)])
+def test_a_torn_mark_counts_as_an_attempt(tmp_path, mark, wanted):
+    file = tmp_path / "raw" / "arm.begun"
+    if mark is not None:
+        file.parent.mkdir()
+        file.write_text(mark)
+    assert resume.begin(file) == wanted and resume.attempts(file) == wanted

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocm_overlay.errors import OverlayError
 from rocm_overlay.masking import mask_value, mask_words
 from rocm_overlay.measure.records import Record
 from rocm_overlay.measure.workload import Pass, pass_of
+from rocm_overlay.textio import write_text_atomically
 
 if TYPE_CHECKING:
     from rocm_overlay.measure.session import Arm, Session
@@ -50,6 +52,22 @@ def goes_on(kept: Callable[[], str], say: Callable[[str], None]) -> Iterator[Non
     except KeyboardInterrupt:
         say(f"interrupted; run the same command again to go on: {kept()}")
         raise
+
+
+def attempts(mark: Path) -> int:
+    """How often the pass with this mark was begun; a mark that is none counts as one."""
+    if not mark.exists():
+        return 0
+    text = mark.read_text(errors="replace").strip()
+    return int(text) if text.isdecimal() and text.isascii() else 1
+
+
+def begin(mark: Path) -> int:
+    """Mark a pass as begun, before its first request: the number of this attempt, from 1."""
+    attempt = attempts(mark) + 1
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomically(mark, f"{attempt}\n")
+    return attempt
 
 
 def require_same(session: Session, kept: list[Record], where: object) -> None:

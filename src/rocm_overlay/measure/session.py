@@ -19,7 +19,7 @@ from rocm_overlay.measure.client import Client, Outcome
 from rocm_overlay.measure.metrics_page import Page, Window
 from rocm_overlay.measure.proof import Proof, prove
 from rocm_overlay.measure.records import Record, ResultSet, keep_launches, kept_launches
-from rocm_overlay.measure.resume import evidence_of_arm, goes_on, require_same
+from rocm_overlay.measure.resume import attempts, begin, evidence_of_arm, goes_on, require_same
 from rocm_overlay.measure.server import OwnServer, Server, start_own
 from rocm_overlay.measure.trace import read_trace
 from rocm_overlay.measure.traced import traced
@@ -182,10 +182,7 @@ class Bench:
                 server.wait(self.session.ready_timeout_s if process else 0.0, process, self.say)
                 self._warm_up(server, process, number)
             for point, run, arm in missing:
-                server, process = own[arm.name]
-                self._measure(
-                    arm, server, process, pass_of(self.session.profile, point, number, run, arm.name)
-                )
+                self._measure(arm, *own[arm.name], self._begin(arm, point, number, run))
             for arm in arms:
                 self._count_launches(arm, *own[arm.name], number)
 
@@ -209,9 +206,18 @@ class Bench:
         safe = name.replace("/", "-").replace(" ", "-")
         return self.results.folder / "raw" / f"round-{number}" / f"{arm}-{safe}.json"
 
+    def _begin(self, arm: Arm, point: Point, number: int, run: int) -> Pass:
+        """The pass that is sent next, marked as begun: an interrupted one has sent prompts already."""
+        profile = self.session.profile
+        attempt = begin(self._raw(arm.name, number, f"{point.name} run {run}").with_suffix(".begun"))
+        if profile.repeats == "same" and run > 1:
+            first = self._raw(arm.name, number, f"{point.name} run 1").with_suffix(".begun")
+            attempt = attempts(first) or 1
+        return pass_of(profile, point, number, run, arm.name, attempt)
+
     def _warm_up(self, server: Server, process: OwnServer | None, number: int) -> None:
         point = self.session.profile.warmup
-        own = Pass(point, number, 1, point.seed, salted=False, first=True)
+        own = Pass(point, number, 1, point.seed, first=True)
         file = self._raw(server.name.replace(" ", "-"), number, "warmup")
         self._client(server, process, own, file)
 
@@ -260,7 +266,7 @@ class Bench:
             short = replace(
                 point, prompts=point.concurrency, output_tokens=min(point.output_tokens, TRACED_TOKENS)
             )
-            own = Pass(short, number, 1, point.seed, salted=False, first=False)
+            own = Pass(short, number, 1, point.seed, first=False)
             file = self._raw(arm.name, number, f"{point.name} traced")
             assert arm.traces is not None
             with traced(server, arm.traces) as found:
@@ -283,7 +289,9 @@ class Bench:
         # On passes that repeat prompts the acceptance length moves by itself.
         if length is not None and own.first:
             figures["acceptance_length"] = length
-        extra = {"acceptance_by_position": window.acceptance_by_position()} if window and own.first else {}
+        extra = dict(own.extra)
+        if window and own.first:
+            extra["acceptance_by_position"] = window.acceptance_by_position()
         return Record(
             arm=arm.name,
             point=own.point.name,

@@ -45,8 +45,8 @@ class Profile:
 
     Attributes:
         repeats: ``fresh``, another seed each round and run, so that every pass is a first one; ``salted``,
-            one seed and a cache salt a run; ``same``, one seed, whose repeats meet the prefix cache: of
-            those the acceptance length is not compared.
+            one seed and a cache salt a run; ``same``, one seed and a salt a round, whose repeats meet the
+            prefix cache: of those the acceptance length is not compared.
         prefix_hit_rate: least and greatest share that proves a run.
         run_timeout_s: what one run of the client may take.
     """
@@ -218,7 +218,6 @@ class Pass:
     round: int
     run: int
     seed: int
-    salted: bool
     first: bool
     extra: Mapping[str, object] = field(default_factory=dict)
 
@@ -228,11 +227,21 @@ SEED_STRIDE = 1_000_000
 MOST_RUNS = 20
 
 
-def pass_of(profile: Profile, point: Point, round_: int, run: int, session: str) -> Pass:
-    """The seed and salt of a run. Arms get the same seed, so that their request sequences match."""
+def pass_of(profile: Profile, point: Point, round_: int, run: int, session: str, attempt: int = 1) -> Pass:
+    """The seed and salt of a run. Arms get the same seed, so that their request sequences match.
+
+    Args:
+        session: names the arm in the salt.
+        attempt: a pass that was begun before has left prompts in its server's prefix cache, where the same
+            server still runs: from the second on, a salt keeps it a first pass with the same requests.
+    """
     fresh = profile.repeats == "fresh"
     place = MOST_RUNS * (round_ - 1) + run - 1
     seed = point.seed + SEED_STRIDE * place if fresh else point.seed
-    salted = profile.repeats == "salted"
-    salt = {"cache_salt": f"{session}-{point.name}-{round_}-{run}"} if salted else {}
-    return Pass(point, round_, run, seed, salted, first=fresh or salted or run == 1, extra=salt)
+    first = profile.repeats != "same" or run == 1
+    parts = [session, point.name, str(round_)]
+    # The repeats of ``same`` have to meet what the round's first run left.
+    parts += [] if profile.repeats == "same" else [str(run)]
+    parts += [f"attempt-{attempt}"] if attempt > 1 else []
+    extra = {} if fresh and attempt == 1 else {"cache_salt": "-".join(parts)}
+    return Pass(point, round_, run, seed, first, extra)
