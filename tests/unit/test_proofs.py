@@ -18,6 +18,7 @@ import pytest
 
 SIM = Path(__file__).parents[1] / "sim"
 sys.path.insert(0, str(SIM))
+import proof_ledger  # noqa: E402
 import proofs  # noqa: E402
 
 TESTS = """
@@ -83,7 +84,8 @@ def tree(tmp_path: Path) -> Tree:
         (tmp_path / f"src/cdnasim/{name}.py").touch()
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["full: long"]\n')
     (tmp_path / "tests/sim/test_flow.py").write_text(TESTS)
-    shutil.copy(SIM / "proofs.py", tmp_path / "tests/sim/proofs.py")
+    for name in ("proofs.py", "proof_ledger.py"):
+        shutil.copy(SIM / name, tmp_path / "tests/sim" / name)
     return Tree(tmp_path)
 
 
@@ -159,7 +161,7 @@ def test_planted_fault():
 @pytest.fixture
 def kernels(tree: Tree) -> Tree:
     """With kernel sources, and proofs of them that passed."""
-    shutil.copytree(proofs.ROOT / "overlay", tree.root / "overlay")
+    shutil.copytree(proof_ledger.ROOT / "overlay", tree.root / "overlay")
     (tree.root / "code.txt").write_text("s_endpgm")
     (tree.root / "tests/sim/mono/sources.py").write_text(SOURCES)
     (tree.root / "tests/sim/mono/__init__.py").touch()
@@ -348,7 +350,7 @@ def test_what_cannot_be_kept_is_not_run(tree: Tree) -> None:
 
 def test_a_write_that_fails_leaves_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = tmp_path / "proofs.json"
-    assert proofs.record(ledger, "a", dict(ENTRY))
+    assert proof_ledger.record(ledger, "a", dict(ENTRY))
     before = ledger.read_text()
 
     def full(path: Path, text: str) -> int:
@@ -357,17 +359,17 @@ def test_a_write_that_fails_leaves_the_ledger(tmp_path: Path, monkeypatch: pytes
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(proofs.LedgerError, match=r"No space left on device.*it is as it was"):
-        proofs.record(ledger, "b", dict(ENTRY))
+    with pytest.raises(proof_ledger.LedgerError, match=r"No space left on device.*it is as it was"):
+        proof_ledger.record(ledger, "b", dict(ENTRY))
     assert ledger.read_text() == before and list(tmp_path.iterdir()) == [ledger]
 
 
 def test_an_entry_that_has_changed_meanwhile_is_not_carried_over(tmp_path: Path) -> None:
     ledger = tmp_path / "proofs.json"
     failed = ENTRY | {"result": "failed"}
-    proofs.record(ledger, "a", failed)
-    assert not proofs.record(ledger, "a", ENTRY | {"subject": "b"}, instead_of=dict(ENTRY))
-    assert proofs.read(ledger) == {"a": failed}
+    proof_ledger.record(ledger, "a", failed)
+    assert not proof_ledger.record(ledger, "a", ENTRY | {"subject": "b"}, instead_of=dict(ENTRY))
+    assert proof_ledger.read(ledger) == {"a": failed}
 
 
 def test_entries_of_tests_that_went_are_named_and_in_nobodys_way(kernels: Tree) -> None:
@@ -401,7 +403,7 @@ def test_pytests_own_options_in_the_environment_change_nothing(
 @pytest.mark.parametrize("by", ["argument", "environment"])
 def test_make_hands_words_on_as_they_are(tmp_path: Path, words: str, by: str) -> None:
     """Brackets, quotes and stars of a case's name are none of the shell's."""
-    shutil.copy(proofs.ROOT / "Makefile", tmp_path)
+    shutil.copy(proof_ledger.ROOT / "Makefile", tmp_path)
     (tmp_path / "ci").mkdir()
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / "abc").touch()
@@ -426,32 +428,36 @@ def test_make_hands_words_on_as_they_are(tmp_path: Path, words: str, by: str) ->
 @pytest.mark.parametrize("name", ["down.py", "geometry.py", "gfx942.py", "handoff.py", "ffn.py"])
 def test_a_change_of_the_kernels_is_a_change_of_the_subject(tmp_path: Path, name: str) -> None:
     """Stages, shapes, architectures and reference are what the proofs of ``test_mono*`` prove."""
-    shutil.copytree(proofs.ROOT / "overlay", tmp_path / "overlay")
-    kernels = tuple(tmp_path / path.relative_to(proofs.ROOT) for path in proofs.KERNELS)
-    proofs.hash_of.cache_clear()
-    before = proofs.hash_of(kernels)
-    changed = [file for file in proofs._files(kernels) if file.name == name]
+    shutil.copytree(proof_ledger.ROOT / "overlay", tmp_path / "overlay")
+    kernels = tuple(tmp_path / path.relative_to(proof_ledger.ROOT) for path in proof_ledger.KERNELS)
+    proof_ledger.hash_of.cache_clear()
+    before = proof_ledger.hash_of(kernels)
+    changed = [file for file in proof_ledger.files_of(kernels) if file.name == name]
     assert changed
     for file in changed:
         text = file.read_text()
         file.write_text(text + "\nEXTRA = 1\n")
-        proofs.hash_of.cache_clear()
-        assert proofs.hash_of(kernels) != before
+        proof_ledger.hash_of.cache_clear()
+        assert proof_ledger.hash_of(kernels) != before
         file.write_text(text)
 
 
 def test_what_is_compared_with_the_base_is_proved_of_its_kernels_too() -> None:
     """A rebase changes them: a comparison that passed on the last base holds no more."""
     for file in ("test_mono_layer_beside_base.py", "test_mono_bench.py", "test_mono_demo.py"):
-        subject = next(paths for stem, paths in proofs.SUBJECTS.items() if file.startswith(stem))
-        assert proofs.BASE_KERNELS in subject and set(proofs.KERNELS) < set(subject)
-        assert proofs.hashes(file).reference == proofs.hashes("test_mono_handoffs.py").reference != ""
+        subject = next(paths for stem, paths in proof_ledger.SUBJECTS.items() if file.startswith(stem))
+        assert proof_ledger.BASE_KERNELS in subject and set(proof_ledger.KERNELS) < set(subject)
+        assert (
+            proof_ledger.hashes(file).reference
+            == proof_ledger.hashes("test_mono_handoffs.py").reference
+            != ""
+        )
 
 
 def test_modules_above_the_simulators_tests_are_instrument_too() -> None:
     names = {
-        file.relative_to(proofs.ROOT).as_posix()
-        for file in proofs.instrument_files(SIM / "test_swa_decode_meta.py")
+        file.relative_to(proof_ledger.ROOT).as_posix()
+        for file in proof_ledger.instrument_files(SIM / "test_swa_decode_meta.py")
     }
     assert {"tests/swa_cases.py", "tests/swa_ragged.py", "tests/harness/interpreter.py"} <= names
 
@@ -464,7 +470,7 @@ def test_a_build_with_a_planted_fault_is_never_taken_for_the_plain_one() -> None
         for overlay in (sources.OVERLAY, Path("mutant"), sources.OVERLAY):
             sources.note_asked("ffn-gfx950-rows1", overlay)
         assert {"ffn-gfx950-rows1": Path("mutant")} == sources.ASKED
-        assert proofs.codes_of(dict(sources.ASKED)) == {}
+        assert proof_ledger.codes_of(dict(sources.ASKED)) == {}
     finally:
         sources.ASKED.clear()
 
