@@ -117,7 +117,8 @@ class Device:
     docs/simulator.md). checks: name -> "off", "warn" or "error", over ``DEFAULT_CHECKS``. quantum: least and
     most instructions of a wave's turn (default ``QUANTUM``). stall_bound: wave instructions without any
     change of memory after which a run counts as deadlocked. threads: host threads for ranks that run side
-    by side in exact memory (default: the host's processors); the results do not depend on it.
+    by side in exact memory (default: the host's processors); the results do not depend on it. unasked:
+    hostile caches fetch lines that nobody loaded; without it only a kernel's own loads make a line stale.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class Device:
         stall_bound: int = 20_000_000,
         count_traffic: bool = True,
         threads: int | None = None,
+        unasked: bool = True,
     ) -> None:
         if arch not in ARCHES:
             raise ValueError(f"architecture {arch!r}: one of {sorted(ARCHES)}")
@@ -151,13 +153,13 @@ class Device:
             ARCHES[arch], ranks, 8 if units % 8 == 0 else 1, units, LDS_BYTES[arch]
         )
         self.threads = threads or os.cpu_count() or 1
-        self._settings = (schedule, memory, quantum or QUANTUM[memory], stall_bound, count_traffic)
+        self._settings = (schedule, memory, quantum or QUANTUM[memory], stall_bound, count_traffic, unasked)
         self.reseed(seed)
         self._kept: dict[int, torch.Tensor] = {}
 
     def reseed(self, seed: int) -> None:
         """Start the schedule of another seed (caches of the hostile model are emptied)."""
-        schedule, memory, quantum, stall_bound, traffic = self._settings
+        schedule, memory, quantum, stall_bound, traffic, unasked = self._settings
         levels = (C.c_int32 * len(CHECKS))(*(LEVELS[self.checks[name]] for name in CHECKS))
         self._core.cdna_configure(
             self._machine,
@@ -166,6 +168,7 @@ class Device:
             quantum[0],
             quantum[1],
             int(memory == "hostile"),
+            int(unasked),
             stall_bound,
             int(traffic),
             self.threads,

@@ -36,6 +36,7 @@ SIMULATOR_ONLY = (
     "quantum",
     "compute_units",
     "stall_bound",
+    "unasked",
     "count_traffic",
     "threads",
 )

@@ -54,7 +54,9 @@ class Bench:
         self.scc = 0
         self.exec = (1 << 64) - 1
         levels = (C.c_int32 * len(CHECKS))()
-        self._core.cdna_configure(self._core.cdna_bench_machine(self._bench), 0, 0, 1, 1, 0, 0, 0, 1, levels)
+        self._core.cdna_configure(
+            self._core.cdna_bench_machine(self._bench), 0, 0, 1, 1, 0, 0, 0, 0, 1, levels
+        )
 
     def __del__(self) -> None:
         if bench := getattr(self, "_bench", None):

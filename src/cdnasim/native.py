@@ -167,7 +167,7 @@ def core() -> C.CDLL:
         "cdna_kernel_executed": (None, [p, p]),
         "cdna_machine": (p, [i32] * 5),
         "cdna_machine_free": (None, [p]),
-        "cdna_configure": (None, [p, u64, i32, i32, i32, i32, u64, i32, i32, p]),
+        "cdna_configure": (None, [p, u64, i32, i32, i32, i32, i32, u64, i32, i32, p]),
         "cdna_allocate": (s, [p, u64, u64, i32, i32, i32, i32, s]),
         "cdna_release": (None, [p, u64]),
         "cdna_mark_written": (None, [p, u64, u64, u64]),

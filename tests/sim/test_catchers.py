@@ -382,7 +382,55 @@ UNASKED = """
 
 
 def test_a_plain_load_without_an_acquire_may_find_a_line_that_nobody_asked_for() -> None:
-    for acquire, old in (("buffer_inv sc1", False), ("", True)):
+    """Unless the caches fetch nothing unasked: then only what the kernel itself has loaded is stale."""
+    for acquire, unasked, old in (("buffer_inv sc1", True, False), ("", True, True), ("", False, False)):
         body = UNASKED.format(acquire=acquire)
-        got = {int(run(body, block=64, grid=16, memory="hostile", seed=seed)[192]) for seed in range(8)}
-        assert (0 in got) == old, acquire
+        got = {
+            int(run(body, block=64, grid=16, memory="hostile", seed=seed, unasked=unasked)[192])
+            for seed in range(8)
+        }
+        assert (0 in got) == old, (acquire, unasked)
+
+
+def test_a_line_that_the_kernel_has_loaded_is_stale_all_the_same() -> None:
+    early = "global_load_dword v6, v2, s[4:5]\n s_waitcnt vmcnt(0)\n.Lpoll:"
+    body = UNASKED.format(acquire="").replace("s_cbranch_scc1 .Lpoll", "s_cbranch_scc1 .Learly", 1)
+    body = body.replace(".Lpoll:", f".Learly:\n {early}")
+    got = {int(run(body, block=64, grid=16, memory="hostile", seed=s, unasked=False)[192]) for s in range(8)}
+    assert 0 in got
+
+
+# In each of two workgroups wave 0 stores a flag and goes to the barrier without a wait; the others come there
+# when they have seen the other workgroup's flag, and sleep on it till then.
+AT_BARRIER = """
+	v_mov_b32_e32 v2, 0
+	v_mov_b32_e32 v3, 1
+	s_lshl_b32 s8, s2, 8
+	v_mov_b32_e32 v4, s8
+	s_xor_b32 s8, s8, 0x100
+	v_mov_b32_e32 v5, s8
+	v_readfirstlane_b32 s9, v9
+	s_cmp_lg_u32 s9, 0
+	s_cbranch_scc1 .Lpoll
+	global_store_dword v4, v3, s[4:5] sc1
+	s_branch .Lmeet
+.Lpoll:
+	global_load_dword v6, v5, s[4:5] sc1
+	s_waitcnt vmcnt(0)
+	v_readfirstlane_b32 s8, v6
+	s_sleep 1
+	s_cmp_eq_u32 s8, 0
+	s_cbranch_scc1 .Lpoll
+.Lmeet:
+	s_barrier
+	s_waitcnt vmcnt(0)
+	global_store_dword v1, v3, s[4:5] offset:1024 sc1
+	s_waitcnt vmcnt(0)
+"""
+
+
+def test_stores_of_a_wave_at_a_barrier_arrive() -> None:
+    """A store completes by itself, whatever its wave waits for; who sleeps on it goes on once."""
+    for seed in range(40):
+        got = run(AT_BARRIER, block=512, grid=2, bytes_=4096, memory="hostile", seed=seed, quantum=(2, 9))
+        assert got[256:768].tolist() == [1] * 512

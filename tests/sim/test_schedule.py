@@ -7,7 +7,7 @@ import pytest
 import torch
 from planted import AWAIT, HEAD, TAIL, between_ranks, run
 
-from cdnasim import Device, load
+from cdnasim import Device, SimulationError, load
 
 
 def test_a_seed_is_a_schedule() -> None:
@@ -66,6 +66,51 @@ def test_ranks_meet_in_peer_memory(memory: str, schedule: str) -> None:
         if memory == "exact":
             assert max(r.handoff_depth for r in reports) >= 1
     assert counts[0] == counts[1], "the number of host threads changed the run"
+
+
+# Rank 0 computes for long, without a store, while its peer polls in a loop that does not sleep.
+LATE = """
+	s_load_dwordx2 s[6:7], s[0:1], 0x8
+	v_mov_b32_e32 v4, 0
+	v_mov_b32_e32 v5, 1
+	s_movk_i32 s9, {rounds}
+.Lcompute:
+	s_sub_u32 s9, s9, 1
+	s_cmp_lg_u32 s9, 0
+	s_cbranch_scc1 .Lcompute
+	s_waitcnt lgkmcnt(0)
+	{store}
+.Lpoll:
+	global_load_dword v6, v4, s[4:5] offset:2048 sc0 sc1
+	s_waitcnt vmcnt(0)
+	v_readfirstlane_b32 s8, v6
+	s_cmp_lg_u32 s8, 1
+	s_cbranch_scc1 .Lpoll
+"""
+
+
+def stalled(memory: str, store: str) -> list[torch.Tensor]:
+    kernel = between_ranks(LATE.format(rounds=4000, store=store))
+    # The stalled rank needs 12,000 instructions, in which its peer polls for about 64 times as many.
+    dev = Device("gfx950", ranks=2, memory=memory, schedule="rank-stalled", seed=5, stall_bound=60_000)
+    buffers = [dev.zeros(1024, dtype=torch.int32, rank=r, peer=True) for r in range(2)]
+    dev.run(
+        [dev.prepare(kernel, 1, 64, [buffers[r], buffers[1 - r]], rank=r, persistent=True) for r in range(2)]
+    )
+    return buffers
+
+
+@pytest.mark.parametrize("memory", ["exact", "hostile"])
+def test_a_stalled_rank_is_no_deadlock(memory: str) -> None:
+    """A deadlock is what every rank has had its share of turns in, not what one polls while another waits."""
+    buffers = stalled(memory, "global_store_dword v4, v5, s[6:7] offset:2048 sc0 sc1")
+    assert [buffer[512].item() for buffer in buffers] == [1, 1]
+
+
+@pytest.mark.parametrize("memory", ["exact", "hostile"])
+def test_a_deadlock_of_a_stalled_rank_is_found(memory: str) -> None:
+    with pytest.raises(SimulationError, match=r"deadlock: no memory changed .* 2 waves poll or run"):
+        stalled(memory, "")
 
 
 # Workgroup 8 reads words that workgroup 0, of its XCD, stores, till its compute unit has evicted their lines.

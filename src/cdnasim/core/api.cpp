@@ -77,8 +77,8 @@ void cdna_machine_free(Machine* m) {
   for (Rank& r : m->rank) pool_free(r);
   delete m;
 }
-void cdna_configure(Machine* m, uint64_t seed, int32_t schedule, int32_t quantum_min, int32_t quantum_max, int32_t hostile, uint64_t stall,
-                    int32_t traffic, int32_t threads, const int32_t* checks) {
+void cdna_configure(Machine* m, uint64_t seed, int32_t schedule, int32_t quantum_min, int32_t quantum_max, int32_t hostile, int32_t unasked,
+                    uint64_t stall, int32_t traffic, int32_t threads, const int32_t* checks) {
   m->rng.seed(seed);
   for (Rank& r : m->rank) r.rng.seed(seed * 1000003 + uint64_t(r.id) + 1);
   m->threads = threads;
@@ -86,6 +86,7 @@ void cdna_configure(Machine* m, uint64_t seed, int32_t schedule, int32_t quantum
   m->quantum_min = quantum_min;
   m->quantum_max = quantum_max;
   m->hostile = hostile;
+  m->unasked = unasked;
   m->stall_bound = stall;
   m->count_traffic = traffic;
   for (int i = 0; i < NUM_CHECKS; ++i) m->check[i] = checks[i];

@@ -370,6 +370,45 @@ void fetch_some_line(Wave& w) {
 
 }  // namespace
 
+// A wave that stands at a barrier or sleeps issues nothing that would complete its stores, and they complete all the
+// same, some time.
+void hostile_stand_still(Wave& w) {
+  if (w.pending_stores) w.r->draining.push_back(&w);
+}
+
+namespace {
+
+// One of a wave's stores; whether it had one.
+bool drain(Wave& w) {
+  std::vector<PendingOp*> stores;
+  for (PendingOp& op : w.pending)
+    if (!op.stores.empty()) stores.push_back(&op);
+  if (!stores.empty()) complete(w, *stores[w.r->rng() % stores.size()]);
+  return !stores.empty();
+}
+
+void drain_some(Rank& r) {
+  const size_t pick = r.rng() % r.draining.size();
+  if (drain(*r.draining[pick])) return;
+  r.draining[pick] = r.draining.back();
+  r.draining.pop_back();
+}
+
+}  // namespace
+
+// When nobody can run: whether a store was under way, which is then there.
+bool hostile_drain(Rank& r) {
+  bool any = false;
+  for (Wave* w : r.draining)
+    while (drain(*w)) any = true;
+  r.draining.clear();
+  return any;
+}
+
+void hostile_forget(Rank& r, const Workgroup& g) {
+  std::erase_if(r.draining, [&](const Wave* w) { return w->wg == &g; });
+}
+
 // Now and then something completes, or a line is fetched or evicted, without anybody waiting for it.
 void hostile_tick(Wave& w) {
   Machine& m = *w.m;
@@ -378,7 +417,8 @@ void hostile_tick(Wave& w) {
     const size_t pick = rng() % w.pending.size();
     complete(w, w.pending[pick]);
   }
-  if (rng() % 8 == 0 && !m.in_order.empty()) fetch_some_line(w);
+  if (!w.r->draining.empty() && rng() % 16 == 0) drain_some(*w.r);
+  if (m.unasked && rng() % 8 == 0 && !m.in_order.empty()) fetch_some_line(w);
   if (rng() % 64 == 0) {
     m.model->of_l1(m, *w.wg).lines[rng() % L1_LINES].line = ~0ull;
   }

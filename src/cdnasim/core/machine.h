@@ -160,6 +160,7 @@ struct Rank {
   uint64_t progress_clock = 0;  // when memory last changed, a barrier opened or a wave ended
   Allocation* last_hit = nullptr;
   std::vector<Wave*> ready, woken, waiting;                 // waiting: for the end of the round
+  std::vector<Wave*> draining;                              // stand still with stores under way (hostile memory)
   std::unordered_map<uint64_t, std::vector<Wave*>> parked;  // by 128-byte line
   std::vector<std::unique_ptr<Workgroup>> live;
   std::vector<int> free_cu;     // free workgroup slots of each compute unit
@@ -188,7 +189,7 @@ struct Machine {
   std::unordered_map<std::string, uint64_t> warning_count;
   uint64_t stall_bound = 0;       // instructions without progress that count as a deadlock
   int32_t schedule = 0, quantum_min = 60, quantum_max = 150;
-  int32_t hostile = 0;
+  int32_t hostile = 0, unasked = 1;  // unasked: hostile memory fetches lines that nobody asked for
   int32_t count_traffic = 1;
   std::mt19937_64 rng;            // of what is between ranks
   int32_t threads = 1;
@@ -231,6 +232,9 @@ bool hostile_straggle(Wave& w, int outstanding);
 void hostile_invalidate(Wave& w, const Inst& I);
 void hostile_write_back(Wave& w, const Inst& I);
 void hostile_tick(Wave& w);
+void hostile_stand_still(Wave& w);
+bool hostile_drain(Rank& r);
+void hostile_forget(Rank& r, const Workgroup& g);
 void hostile_launch_begin(Machine& m, int rank);
 void hostile_launch_end(Machine& m, int rank);
 

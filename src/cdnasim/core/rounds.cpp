@@ -110,6 +110,7 @@ void reset(Machine& m, std::vector<std::vector<Launch*>>& queues) {
     r.woken.clear();
     r.waiting.clear();
     r.parked.clear();
+    r.draining.clear();
     r.handoffs.clear();
     r.deferred.clear();
     r.overlay.clear();
@@ -135,6 +136,32 @@ void plan(Machine& m, std::vector<uint64_t>& budgets) {
   }
 }
 
+// Instructions since any memory changed, by rank. A schedule may give one rank a turn in many: what the others poll
+// meanwhile says nothing of it, so that a deadlock is only what every rank that can run has had its share of.
+class Stillness {
+ public:
+  explicit Stillness(Machine& m) : m_(m), from_(m.rank.size()) { moved(); }
+  void moved() {
+    for (const Rank& r : m_.rank) from_[size_t(r.id)] = r.clock;
+  }
+  uint64_t total() const {
+    uint64_t n = 0;
+    for (const Rank& r : m_.rank) n += of(r);
+    return n;
+  }
+  bool deadlock() const {
+    if (total() <= m_.stall_bound) return false;
+    for (const Rank& r : m_.rank)
+      if (can_run(r) && of(r) < m_.stall_bound / m_.rank.size()) return false;
+    return true;
+  }
+
+ private:
+  uint64_t of(const Rank& r) const { return r.clock - from_[size_t(r.id)]; }
+  Machine& m_;
+  std::vector<uint64_t> from_;
+};
+
 }  // namespace
 
 static void rounds(Machine& m) {
@@ -146,7 +173,7 @@ static void rounds(Machine& m) {
   m.defer = active > 1 && !m.hostile;
   Crew crew(m, m.defer ? std::min(m.threads, active) : 1);
   std::vector<uint64_t> budgets(m.rank.size());
-  uint64_t moved = m.clock();
+  Stillness still(m);
   while (true) {
     const uint64_t before = m.clock();
     for (Rank& r : m.rank) r.progress_clock = ~0ull;
@@ -164,11 +191,11 @@ static void rounds(Machine& m) {
       ready |= can_run(r);
     }
     if (!live) return;
-    const uint64_t now = m.clock();
-    if (stored) moved = now;
-    if (!ready && now == before) {
-      // Everybody sleeps or waits: a sleep ends by itself, whatever memory holds.
+    if (stored) still.moved();
+    if (!ready && m.clock() == before) {
+      // Everybody sleeps or waits: stores arrive and a sleep ends by themselves, whatever memory holds.
       bool woke = false;
+      for (Rank& r : m.rank) woke |= hostile_drain(r);
       for (Rank& r : m.rank)
         for (const auto& g : r.live)
           for (Wave& sleeper : g->waves)
@@ -176,9 +203,9 @@ static void rounds(Machine& m) {
               unpark(r, &sleeper);
               woke = true;
             }
-      if (!woke) deadlock(m, now - moved);
+      if (!woke) deadlock(m, still.total());
     }
-    if (now - moved > m.stall_bound) deadlock(m, now - moved);
+    if (still.deadlock()) deadlock(m, still.total());
   }
 }
 

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
+#include <utility>
 
 #include "machine.h"
 
@@ -229,6 +231,7 @@ void record(const Wave& w, Launch& l) {
 void finish(Rank& r, Workgroup& g) {
   Launch& l = *g.launch;
   for (const Wave& w : g.waves) record(w, l);
+  hostile_forget(r, g);
   ++r.free_cu[size_t(g.cu)];
   r.pool.push_back(g.block);
   ++l.finished;
@@ -248,26 +251,47 @@ void finish(Rank& r, Workgroup& g) {
 
 }  // namespace
 
+namespace {
+
+// Where a wave is, and what its last load saw: the waves that wait for one thing have this in common.
+std::string place_of(Machine& m, const Wave& w) {
+  std::string text = "at line " + std::to_string(w.k->code[size_t(std::max(0, w.pc - 1))].line);
+  if (w.state == WAVE_BARRIER) return text + ": a barrier";
+  text += ": last load (line " + std::to_string(w.last_load_line) + ") of " + hex(w.last_load_addr);
+  if (const Allocation* a = m.find(w.last_load_addr)) text += " ('" + a->name + "' + " + std::to_string(w.last_load_addr - a->base) + ")";
+  return text + " saw " + hex(w.last_load_value);
+}
+
+}  // namespace
+
+// The rarest places first: what the many wait for is one that is somewhere else.
 void deadlock(Machine& m, uint64_t still) {
-  std::string text = "deadlock: no memory changed for " + std::to_string(still) + " instructions;";
-  int polling = 0, waiting = 0, shown = 0;
+  struct Group {
+    int first, count;
+    std::string wave, place;
+  };
+  constexpr size_t SHOWN = 16;
+  std::map<std::string, Group> groups;
+  int waiting = 0, others = 0;
   for (const Rank& r : m.rank)
     for (const auto& g : r.live)
       for (const Wave& w : g->waves) {
-        if (w.state == WAVE_BARRIER) ++waiting;
-        else if (w.state != WAVE_DONE) ++polling;
+        if (w.state == WAVE_DONE) continue;
+        ++(w.state == WAVE_BARRIER ? waiting : others);
+        const std::string place = place_of(m, w);
+        Group& group = groups.try_emplace(place, Group{int(groups.size()), 0, describe(w), place}).first->second;
+        ++group.count;
       }
-  text += " " + std::to_string(polling) + " waves poll or run, " + std::to_string(waiting) + " wait at a barrier.";
-  for (const Rank& r : m.rank)
-    for (const auto& g : r.live)
-      for (const Wave& w : g->waves) {
-        if (w.state == WAVE_BARRIER || w.state == WAVE_DONE || shown >= 12) continue;
-        ++shown;
-        text += "\n  " + describe(w) + " at line " + std::to_string(w.k->code[size_t(std::max(0, w.pc - 1))].line) + ": last load (line " +
-                std::to_string(w.last_load_line) + ") of " + hex(w.last_load_addr);
-        if (Allocation* a = m.find(w.last_load_addr)) text += " ('" + a->name + "' + " + std::to_string(w.last_load_addr - a->base) + ")";
-        text += " saw " + hex(w.last_load_value);
-      }
+  std::vector<Group> sorted;
+  for (auto& [place, group] : groups) sorted.push_back(std::move(group));
+  std::sort(sorted.begin(), sorted.end(), [](const Group& a, const Group& b) { return std::pair(a.count, a.first) < std::pair(b.count, b.first); });
+  std::string text = "deadlock: no memory changed for " + std::to_string(still) + " instructions; " + std::to_string(others) + " waves poll or run, " +
+                     std::to_string(waiting) + " wait at a barrier.";
+  for (size_t i = 0; i < std::min(SHOWN, sorted.size()); ++i) {
+    const Group& g = sorted[i];
+    text += "\n  " + g.wave + (g.count > 1 ? " and " + std::to_string(g.count - 1) + " more " : " ") + g.place;
+  }
+  if (sorted.size() > SHOWN) text += "\n  and waves at " + std::to_string(sorted.size() - SHOWN) + " more places";
   throw SimError(text);
 }
 
@@ -425,7 +449,11 @@ void run_wave(Rank& r, Wave* w, int limit) {
   r.clock += uint64_t(done);
   w->last_clock = r.clock;
   if (!w->poll_lines.empty()) w->preempted = true;  // what it saw may change before it looks again
-  if (m.hostile) hostile_tick(*w);
+  const bool slept = w->parked;  // what completes next may wake it, and then it is among the woken
+  if (m.hostile) {
+    if (w->state == WAVE_BARRIER || slept) hostile_stand_still(*w);
+    hostile_tick(*w);
+  }
   if (m.timeline) {
     const int kind = w->state == WAVE_BARRIER ? 1 : w->parked ? 2 : w->state == WAVE_DONE ? 3 : w->state == WAVE_ROUND ? 4 : 0;
     r.spans.push_back({begin, r.clock, w->wg->linear, w->wave_in_group, code[std::max(0, w->pc - 1)].line, kind});
@@ -434,7 +462,7 @@ void run_wave(Rank& r, Wave* w, int limit) {
     Workgroup& g = *w->wg;
     if (g.done == int(g.waves.size())) finish(r, g);
   } else if (w->state == WAVE_ROUND) r.waiting.push_back(w);
-  else if (w->state == WAVE_READY && !w->parked) r.ready.push_back(w);
+  else if (w->state == WAVE_READY && !slept) r.ready.push_back(w);
 }
 
 }  // namespace cdna
