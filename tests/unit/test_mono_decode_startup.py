@@ -157,7 +157,11 @@ REFUSALS = {
     "no-window": ({"model": {"disable_sliding_window": True}}, "disabled sliding window is on"),
     "lora": ({"config": {"lora_config": object()}}, "lora_config is set"),
     "kv-transfer": ({"config": {"kv_transfer_config": object()}}, "kv_transfer_config is set"),
-    "a4w4": ({"a4w4": True}, "VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4 is set"),
+    "a4w4": ({"env": {"VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4": "1"}}, "VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4 is set"),
+    "peer-memory": (
+        {"env": {"VLLM_MONO_PEER_MEMORY": "shm"}},
+        "VLLM_MONO_PEER_MEMORY is shm, wanted aiter or torch",
+    ),
     "backend": (
         {"layer": lambda: with_backend(Mxfp4MoeBackend.TRITON)},
         "MoE backend: Mxfp4MoeBackend.TRITON",
@@ -186,8 +190,8 @@ def refused(gpu: Any, monkeypatch: pytest.MonkeyPatch, *cases: dict[str, Any]) -
         for name, value in faults.get(owner, {}).items():
             setattr(target, name, value)
     gpu(**faults.get("gpu", {}))
-    if faults.get("a4w4"):
-        monkeypatch.setenv("VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4", "1")
+    for variable, value in faults.get("env", {}).items():
+        monkeypatch.setenv(variable, value)
     with pytest.raises(SpecializedDecodeError) as error:
         MonoDecodeLayer.create(faults.get("layer", decoder_layer)(), config)
     return str(error.value)
@@ -202,7 +206,7 @@ def test_each_reason_alone_refuses(gpu: Any, monkeypatch: pytest.MonkeyPatch, na
 
 
 def test_all_reasons_refuse_at_once(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["partition", "tp", "lora", "a4w4", "backend", "dtype", "model", "expert-parallel"]
+    names = ["partition", "tp", "lora", "a4w4", "peer-memory", "backend", "dtype", "model", "expert-parallel"]
     message = refused(gpu, monkeypatch, *(REFUSALS[name][0] for name in names))
     assert all(f"\n  - {REFUSALS[name][1]}" in message for name in names)
     assert f"for {len(names)} reason(s)" in message

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import vllm.envs as envs
+from vllm.models.common.amd.persistent.peers import peer_memory_reason
 from vllm.models.common.specialized_decode.decode import DRAFT, TARGET, Launch, LayerPlan
 from vllm.models.common.specialized_decode.spec import Check, DecodeSpec, rocm_device
 from vllm.models.deepseek_v41.amd.mono import builds
@@ -102,6 +103,10 @@ def _expert_format_reason(_: VllmConfig) -> str | None:
     return None
 
 
+def _peer_memory_reason(_: VllmConfig) -> str | None:
+    return peer_memory_reason()
+
+
 SPEC = DecodeSpec(
     name="DeepSeek-V4.1 mono decode",
     architectures=frozenset({"DeepseekV41ForCausalLM", "DSparkV41DraftModel"}),
@@ -131,6 +136,7 @@ SPEC = DecodeSpec(
     checks=(
         Check("the kernels", _kernels_reason),
         Check("the expert format", _expert_format_reason),
+        Check("the peers' memory", _peer_memory_reason),
     ),
     device=rocm_device,
 )  # fmt: skip

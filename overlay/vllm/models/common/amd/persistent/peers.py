@@ -197,10 +197,17 @@ def _fill(local: Tensor, start: Sequence[int]) -> None:
         torch.accelerator.synchronize(local.device)
 
 
-def _backend() -> PeerBackend:
+def peer_memory_reason() -> str | None:
+    """Why no symmetric memory can be had as the process is told; None where it may be."""
     chosen = os.environ.get(BACKEND_VARIABLE, AITER)
-    if chosen != AITER:
-        raise ValueError(f"{BACKEND_VARIABLE} is {chosen}, wanted {AITER} or {TORCH}")
+    if chosen in (AITER, TORCH):
+        return None
+    return f"{BACKEND_VARIABLE} is {chosen}, wanted {AITER} or {TORCH}"
+
+
+def _backend() -> PeerBackend:
+    if reason := peer_memory_reason():
+        raise ValueError(reason)
     return AiterHeap()
 
 
