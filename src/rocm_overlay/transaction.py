@@ -143,6 +143,7 @@ class Transaction:
         record = {
             "entries": [vars(entry) for entry in entries],
             "folders": [str(path.relative_to(self.root)) for path in self._new_folders(writes)],
+            "modes": self._modes(entries),
         }
         self._step("journal")
         staged = self.journal / f"{JOURNAL_NAME}.part"
@@ -159,6 +160,16 @@ class Transaction:
                     missing.add(folder)
                     folder = folder.parent
         return sorted(missing)
+
+    def _modes(self, entries: list[_Entry]) -> dict[str, int]:
+        """Of each folder that a removal may empty, so that one that comes back is as it was."""
+        found: dict[str, int] = {}
+        for entry in entries:
+            folder = (self.root / entry.path).parent
+            while not entry.added and folder.is_dir() and folder != self.root:
+                found[folder.relative_to(self.root).as_posix()] = folder.stat().st_mode & 0o7777
+                folder = folder.parent
+        return found
 
     def _commit(self, entries: list[_Entry]) -> None:
         for entry in entries:
@@ -198,20 +209,34 @@ def undo_interrupted(root: Path) -> bool:
         return False
     # Without a complete journal nothing had been moved yet.
     if (journal / JOURNAL_NAME).exists():
-        entries, folders = _read_journal(journal / JOURNAL_NAME)
-        for entry in reversed(entries):
+        record = _read_journal(journal / JOURNAL_NAME)
+        for entry in reversed(record.entries):
             _undo(root, journal, entry)
-        for folder in reversed(folders):
+        for folder in reversed(record.folders):
             shutil.rmtree(root / folder, ignore_errors=True)
+        for folder, mode in record.modes.items():
+            if (root / folder).is_dir() and (root / folder).stat().st_mode & 0o7777 != mode:
+                (root / folder).chmod(mode)
     shutil.rmtree(journal)
     return True
 
 
-def _read_journal(path: Path) -> tuple[list[_Entry], list[str]]:
+@dataclass(frozen=True)
+class _Record:
+    entries: list[_Entry]
+    folders: list[str]
+    modes: dict[str, int]
+
+
+def _read_journal(path: Path) -> _Record:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        return [_Entry(**fields) for fields in record["entries"]], [str(one) for one in record["folders"]]
-    except (ValueError, KeyError, TypeError) as error:
+        return _Record(
+            [_Entry(**fields) for fields in record["entries"]],
+            [str(one) for one in record["folders"]],
+            {str(folder): int(mode) for folder, mode in record.get("modes", {}).items()},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise OverlayError(
             f"the journal {path} is damaged",
             seen=error,

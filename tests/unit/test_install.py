@@ -357,8 +357,13 @@ def test_a_folder_that_a_removal_empties_goes_and_comes_back_where_the_lay_fails
         f"remove folder vllm/amd/old{inner}" for inner in ("/deep/__pycache__", "/deep", "")
     ]
     site = write_files(tmp_path / "site", files)
-    before = sorted(path.relative_to(site) for path in site.rglob("*"))
+    for folder, mode in (("old/deep/__pycache__", 0o700), ("old/deep", 0o750), ("old", 0o2775)):
+        (site / "vllm/amd" / folder).chmod(mode)
 
+    def there():
+        return sorted((path.relative_to(site), path.stat().st_mode) for path in site.rglob("*"))
+
+    before = there()
     for stop in names:
 
         def step(name, stop=stop):
@@ -367,4 +372,4 @@ def test_a_folder_that_a_removal_empties_goes_and_comes_back_where_the_lay_fails
 
         with pytest.raises(KeyboardInterrupt):
             Transaction(site, step).run(writes)
-        assert sorted(path.relative_to(site) for path in site.rglob("*")) == before, stop
+        assert there() == before, stop
