@@ -155,6 +155,10 @@ class Handler(BaseHTTPRequestHandler):
                 script.on_profile(self.path[1:].removesuffix("_profile"))
             self._send("", 200 if script.on_profile else 404)
             return
+        salt = body.get("cache_salt") or ""
+        if len(salt) > 128 or set(salt) & set("@/\\\0"):  # as vLLM refuses it
+            self._send(json.dumps({"error": {"message": "cache_salt", "type": "BadRequestError"}}), 400)
+            return
         number = self.server.count(body)
         if script.die_after and number > script.die_after:
             os._exit(3)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A result set is one measurement: a session that would measure something else does not go on in it."""
 
+import dataclasses
+
 import pytest
 import yaml
 
@@ -8,7 +10,11 @@ from rocm_overlay.cli import main
 from rocm_overlay.errors import OverlayError
 from rocm_overlay.measure import resume
 from rocm_overlay.measure.records import ResultSet
+from rocm_overlay.measure.workload import load_profile, pass_of
 from tests.unit.test_measure_bench import CLIENT, EVIDENCE, bench, profiles, read, server, session_file
+from tests.unit.test_specialized_decode_tree import TREE  # noqa: F401
+
+from vllm.entrypoints.generate.base.protocol import validate_cache_salt  # isort: skip
 
 __all__ = ["server"]
 
@@ -171,6 +177,23 @@ def test_the_rounds_of_the_same_prompts_do_not_meet_each_other(server, tmp_path)
     assert [r.proofs["prefix"]["says"].startswith("0.00%") for r in read(tmp_path) if r.run == 1] == [
         True
     ] * 4
+
+
+@pytest.mark.parametrize("arm", ["server", "a/b", "a@b", "x" * 300, "\\x\0é"])
+@pytest.mark.parametrize("repeats", ["fresh", "salted", "same"])
+def test_vllm_takes_every_salt_and_no_two_passes_share_one(arm, repeats):
+    profile = dataclasses.replace(load_profile("tiny"), repeats=repeats)
+    salts = [
+        pass_of(profile, point, number, run, name, attempt).extra["cache_salt"]
+        for point in profile.points
+        for number in (1, 2)
+        for run in ((1,) if repeats == "same" else (1, 2))
+        for name in (arm, arm.replace("/", "-") + "-", arm + "1")
+        for attempt in (2, 3)
+    ]
+    for salt in salts:
+        validate_cache_salt(salt)
+    assert len(set(salts)) == len(salts)
 
 
 @pytest.mark.parametrize("mark, wanted", [(None, 1), ("1\n", 2), ("7\n", 8), ("", 2), ("\0x", 2), ("-3", 2)])

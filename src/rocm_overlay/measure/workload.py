@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -227,6 +228,16 @@ SEED_STRIDE = 1_000_000
 MOST_RUNS = 20
 
 
+# vLLM takes cache salts of at most 128 characters, without "@", "/", "\\" and NUL.
+_NOT_IN_SALTS = re.compile(r"[^A-Za-z0-9.-]")
+
+
+def _salt(parts: Sequence[str]) -> str:
+    """Readable, in characters that vLLM takes, and another for other parts."""
+    digest = hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()[:12]
+    return _NOT_IN_SALTS.sub("-", "-".join(parts))[-100:] + f"-{digest}"
+
+
 def pass_of(profile: Profile, point: Point, round_: int, run: int, session: str, attempt: int = 1) -> Pass:
     """The seed and salt of a run. Arms get the same seed, so that their request sequences match.
 
@@ -243,5 +254,5 @@ def pass_of(profile: Profile, point: Point, round_: int, run: int, session: str,
     # The repeats of ``same`` have to meet what the round's first run left.
     parts += [] if profile.repeats == "same" else [str(run)]
     parts += [f"attempt-{attempt}"] if attempt > 1 else []
-    extra = {} if fresh and attempt == 1 else {"cache_salt": "-".join(parts)}
+    extra = {} if fresh and attempt == 1 else {"cache_salt": _salt(parts)}
     return Pass(point, round_, run, seed, first, extra)
