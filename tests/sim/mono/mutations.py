@@ -216,6 +216,7 @@ MUTATIONS = (
         ROUTING,
         "later = a < b",
         "later = (a < b) | (a == b)",
+        fast=True,
     ),
     _one(
         "an intermediate block is one off",
