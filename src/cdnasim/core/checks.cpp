@@ -51,7 +51,7 @@ void count(Wave& w, const Unwaited& u, int by) {
     n = uint8_t(n + by);
   }
 }
-void pop(Wave& w, std::deque<Unwaited>& q, size_t i) {
+void pop(Wave& w, std::vector<Unwaited>& q, size_t i) {
   count(w, q[i], -1);
   q.erase(q.begin() + long(i));
 }

@@ -6,6 +6,8 @@
 // completed (any order, at the latest at an s_waitcnt that covers them), a write-through L1 a compute unit, and
 // a write-back L2 an XCD. A plain access sees L1, then L2; an sc0 access passes the L1; an sc1 access passes
 // both. Memory that ranks share takes both bits to pass the L2: sc1 alone is the device's scope.
+#include <utility>
+
 #include "machine.h"
 
 namespace cdna {
@@ -226,11 +228,7 @@ void by_line(Wave& w, uint64_t addr, uint32_t bytes, F f) {
 }
 
 void complete(Wave& w, PendingOp& op) {
-  if (op.load) {
-    auto load = std::move(op.load);
-    op.load = nullptr;
-    load();
-  }
+  if (op.load) std::exchange(op.load, nullptr)->complete(w);
   if (op.stores.empty()) return;
   // The lanes of one store become visible in any order.
   for (size_t left = op.stores.size(); left; --left) {
@@ -268,14 +266,20 @@ void hostile_load(Wave& w, const Inst& I, uint64_t addr, uint32_t bytes, void* o
 
 // Loads fill a register in the order of issue (the ISA's vmcnt returns in order, and compilers leave the wait between two
 // loads to one register out for it), whatever the order in which they read memory.
-void hostile_issue_load(Wave& w, std::function<void()> load, int reg, int width) {
+//
+// Whether a load into these registers, issued now, is read later; if not, it is read before ``hostile_loaded``.
+bool hostile_load_waits(Wave& w, int reg, int width) {
   for (PendingOp& before : w.pending)
     if (before.load && before.reg < reg + width && reg < before.reg + before.width) complete(w, before);
+  return !(w.r->rng() & 1);
+}
+
+// A load takes its place in line; ``load`` is none where it has been read.
+void hostile_loaded(Wave& w, std::unique_ptr<PendingLoad> load, int reg, int width) {
   PendingOp op;
   op.load = std::move(load);
   op.reg = reg;
   op.width = width;
-  if (w.r->rng() & 1) complete(w, op);
   w.pending.push_back(std::move(op));
   if (w.pending.size() > 63) hostile_wait(w, 63);
 }
@@ -317,8 +321,7 @@ bool hostile_straggle(Wave& w, int outstanding) {
 
 void hostile_wait(Wave& w, int outstanding) {
   while (w.pending.size() > size_t(outstanding)) {
-    PendingOp op = std::move(w.pending.front());
-    w.pending.pop_front();
+    PendingOp op = w.pending.pop_front();
     complete(w, op);
   }
 }
@@ -345,11 +348,11 @@ void hostile_invalidate(Wave& w, const Inst& I) {
 void hostile_write_back(Wave& w, const Inst& I) {
   if (!(I.cpol & CPOL_SC1)) return;
   PendingOp op;
-  op.load = [&w] {
+  op.load = pending_load([&w] {
     for (PendingOp& other : w.pending)
       if (!other.stores.empty()) complete(w, other);
     clean_all(*w.m, w.m->model->of_l2(*w.m, w));
-  };
+  });
   w.pending.push_back(std::move(op));
   if (w.pending.size() > 63) hostile_wait(w, 63);
 }
@@ -373,7 +376,9 @@ void fetch_some_line(Wave& w) {
 // A wave that stands at a barrier or sleeps issues nothing that would complete its stores, and they complete all the
 // same, some time.
 void hostile_stand_still(Wave& w) {
-  if (w.pending_stores) w.r->draining.push_back(&w);
+  if (!w.pending_stores || w.draining) return;
+  w.draining = true;
+  w.r->draining.push_back(&w);
 }
 
 namespace {
@@ -387,20 +392,25 @@ bool drain(Wave& w) {
   return !stores.empty();
 }
 
-void drain_some(Rank& r) {
-  const size_t pick = r.rng() % r.draining.size();
-  if (drain(*r.draining[pick])) return;
-  r.draining[pick] = r.draining.back();
+}  // namespace
+
+// A store of a wave of the rank that stands still, where there is one.
+void hostile_drain_one(Rank& r) {
+  if (r.draining.empty()) return;
+  Wave*& pick = r.draining[r.rng() % r.draining.size()];
+  if (drain(*pick)) return;
+  pick->draining = false;
+  pick = r.draining.back();
   r.draining.pop_back();
 }
-
-}  // namespace
 
 // When nobody can run: whether a store was under way, which is then there.
 bool hostile_drain(Rank& r) {
   bool any = false;
-  for (Wave* w : r.draining)
+  for (Wave* w : r.draining) {
     while (drain(*w)) any = true;
+    w->draining = false;
+  }
   r.draining.clear();
   return any;
 }
@@ -417,7 +427,7 @@ void hostile_tick(Wave& w) {
     const size_t pick = rng() % w.pending.size();
     complete(w, w.pending[pick]);
   }
-  if (!w.r->draining.empty() && rng() % 16 == 0) drain_some(*w.r);
+  if (!w.r->draining.empty() && rng() % 16 == 0) hostile_drain_one(*w.r);
   if (m.unasked && rng() % 8 == 0 && !m.in_order.empty()) fetch_some_line(w);
   if (rng() % 64 == 0) {
     m.model->of_l1(m, *w.wg).lines[rng() % L1_LINES].line = ~0ull;

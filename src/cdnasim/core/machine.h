@@ -160,6 +160,7 @@ struct Rank {
   uint64_t progress_clock = 0;  // when memory last changed, a barrier opened or a wave ended
   Allocation* last_hit = nullptr;
   std::vector<Wave*> ready, woken, waiting;                 // waiting: for the end of the round
+  Wave* next = nullptr;                                     // chosen, and neither of ``ready`` nor run yet
   std::vector<Wave*> draining;                              // stand still with stores under way (hostile memory)
   std::unordered_map<uint64_t, std::vector<Wave*>> parked;  // by 128-byte line
   std::vector<std::unique_ptr<Workgroup>> live;
@@ -211,6 +212,10 @@ void check_waits(Wave& w, const Inst& I);
 uint64_t bounded_lanes(Wave& w, const Inst& I);
 void check_born(Wave& w, const Inst& I, uint64_t bounded);
 
+// ---- vmem.cpp
+// The lines of a wave's polls, each once; false, and noted, when they are too many to wait on.
+bool distinct_poll_lines(Wave& w);
+
 // ---- memory.cpp
 // Checks a vector access (every active lane, ``bytes`` each) and accounts for it.
 // True when a peer may touch the memory, too.
@@ -223,7 +228,17 @@ void memory_changed(Wave& w, uint64_t addr, uint32_t bytes);
 struct Hostile;
 void hostile_init(Machine& m);
 void hostile_free(Machine& m);
-void hostile_issue_load(Wave& w, std::function<void()> load, int reg = 0, int width = 0);
+bool hostile_load_waits(Wave& w, int reg, int width);
+void hostile_loaded(Wave& w, std::unique_ptr<PendingLoad> load, int reg, int width);
+template <class F>
+std::unique_ptr<PendingLoad> pending_load(F f) {
+  struct Made : PendingLoad {
+    F f;
+    explicit Made(F g) : f(std::move(g)) {}
+    void complete(Wave&) override { f(); }
+  };
+  return std::make_unique<Made>(std::move(f));
+}
 void hostile_load(Wave& w, const Inst& I, uint64_t addr, uint32_t bytes, void* out);
 void hostile_issue_store(Wave& w, std::vector<PendingStore> stores);
 void hostile_atomic(Wave& w, uint64_t addr, uint32_t bytes);
@@ -234,6 +249,7 @@ void hostile_write_back(Wave& w, const Inst& I);
 void hostile_tick(Wave& w);
 void hostile_stand_still(Wave& w);
 bool hostile_drain(Rank& r);
+void hostile_drain_one(Rank& r);
 void hostile_forget(Rank& r, const Workgroup& g);
 void hostile_launch_begin(Machine& m, int rank);
 void hostile_launch_end(Machine& m, int rank);

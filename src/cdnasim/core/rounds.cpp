@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <numeric>
 #include <thread>
 
 #include "machine.h"
@@ -19,6 +20,7 @@ constexpr uint64_t ROUND = 16384;
 static void run_rank(Rank& r, uint64_t budget) {
   const uint64_t end = r.clock + budget;
   try {
+    if (r.live.empty()) start(r);
     while (r.clock < end) {
       r.ready.insert(r.ready.end(), r.woken.begin(), r.woken.end());
       r.woken.clear();
@@ -84,6 +86,9 @@ class Crew {
   }
   void round(const std::vector<uint64_t>& of) {
     budgets = &of;
+    order.resize(of.size());
+    std::iota(order.begin(), order.end(), size_t(0));
+    std::stable_sort(order.begin(), order.end(), [&of](size_t a, size_t b) { return of[a] > of[b]; });
     next = 0;
     if (!crew.empty()) sync.arrive_and_wait();
     work();
@@ -92,13 +97,14 @@ class Crew {
 
  private:
   void work() {
-    for (size_t i = next++; i < m.rank.size(); i = next++) run_rank(m.rank[i], (*budgets)[i]);
+    for (size_t i = next++; i < order.size(); i = next++) run_rank(m.rank[order[i]], (*budgets)[order[i]]);
   }
   Machine& m;
   std::barrier<> sync;
   std::atomic<size_t> next{0};
   std::atomic<bool> over{false};
   const std::vector<uint64_t>* budgets = nullptr;
+  std::vector<size_t> order;  // the longest part first, so that the threads end together
   std::vector<std::thread> crew;
 };
 
@@ -107,6 +113,7 @@ void reset(Machine& m, std::vector<std::vector<Launch*>>& queues) {
     for (auto& g : r.live) r.pool.push_back(g->block);  // left by a run that failed
     r.live.clear();
     r.ready.clear();
+    r.next = nullptr;
     r.woken.clear();
     r.waiting.clear();
     r.parked.clear();
@@ -122,7 +129,7 @@ void reset(Machine& m, std::vector<std::vector<Launch*>>& queues) {
   }
 }
 
-bool can_run(const Rank& r) { return !r.ready.empty() || !r.woken.empty(); }
+bool can_run(const Rank& r) { return r.next || !r.ready.empty() || !r.woken.empty(); }
 
 // How long each rank runs in the next round. Ranks that run side by side see each other at the end of a round; with
 // hostile memory a round is a quantum or so, one rank after another in any order.
@@ -131,7 +138,7 @@ void plan(Machine& m, std::vector<uint64_t>& budgets) {
   for (const Rank& r : m.rank) others |= r.id != 0 && can_run(r);
   for (Rank& r : m.rank) {
     uint64_t& b = budgets[size_t(r.id)];
-    b = m.defer ? ROUND / 2 + m.rng() % ROUND : m.rank.size() == 1 ? ROUND : m.rng() % 3 * uint64_t(m.quantum_max);
+    b = m.defer ? ROUND - ROUND / 4 + m.rng() % (ROUND / 2) : m.rank.size() == 1 ? ROUND : m.rng() % 3 * uint64_t(m.quantum_max);
     if (m.schedule == ONE_RANK_STALLED && r.id == 0 && others && m.rng() % 64) b = 0;
   }
 }
@@ -166,10 +173,7 @@ class Stillness {
 
 static void rounds(Machine& m) {
   int active = 0;
-  for (Rank& r : m.rank) {
-    start(r);
-    active += !r.queue.empty();
-  }
+  for (const Rank& r : m.rank) active += !r.queue.empty();
   m.defer = active > 1 && !m.hostile;
   Crew crew(m, m.defer ? std::min(m.threads, active) : 1);
   std::vector<uint64_t> budgets(m.rank.size());
@@ -179,6 +183,9 @@ static void rounds(Machine& m) {
     for (Rank& r : m.rank) r.progress_clock = ~0ull;
     plan(m, budgets);
     crew.round(budgets);
+    if (m.hostile)
+      for (Rank& r : m.rank)
+        if (!can_run(r)) hostile_drain_one(r);  // no wave's tick would, and a peer may poll for it
     bool stored = false, live = false, ready = false;
     for (Rank& r : m.rank) {
       if (!r.error.empty()) throw SimError(r.error);

@@ -173,7 +173,8 @@ void place(Rank& r, Launch& l) {
 
 }  // namespace
 
-Wave* choose(Rank& r) {
+// One of the waves that can run, taken out of ``ready``.
+static Wave* pick_ready(Rank& r) {
   std::vector<Wave*>& ready = r.ready;
   if (ready.empty()) return nullptr;
   size_t pick = r.m->schedule == ROUND_ROBIN ? r.turn++ % ready.size() : r.rng() % ready.size();
@@ -185,6 +186,15 @@ Wave* choose(Rank& r) {
   Wave* w = ready[pick];
   ready[pick] = ready.back();
   ready.pop_back();
+  return w;
+}
+
+// The one after it is chosen with it, so that its registers can be fetched; not among few waves, or where the order is
+// an adversary's, since the wave that runs could not be chosen again.
+Wave* choose(Rank& r) {
+  constexpr size_t MANY = 64;
+  Wave* w = r.next ? r.next : pick_ready(r);
+  r.next = r.ready.size() >= MANY && r.m->schedule != SLOWEST_FIRST ? pick_ready(r) : nullptr;
   return w;
 }
 
@@ -398,6 +408,38 @@ inline void prefetch(const Inst* code, int32_t pc, uint32_t size) {
   __builtin_prefetch(p + 128);
 }
 
+// The registers that the next wave's instructions name, fetched while this one runs, an instruction for an instruction:
+// the waves of a machine have far more registers than the host's caches hold.
+class Ahead {
+ public:
+  explicit Ahead(const Wave* next) {
+    if (!next) return;
+    w_ = next;
+    code_ = next->k->code.data();
+    pc_ = uint32_t(next->pc);
+    end_ = std::min(uint32_t(next->k->code.size()), pc_ + 80);
+    const char* p = reinterpret_cast<const char*>(next);
+    for (size_t i = 0; i < sizeof(Wave); i += 64) __builtin_prefetch(p + i);
+  }
+  void step() {
+    if (pc_ >= end_) return;
+    const Inst& I = code_[pc_++];
+    for (int k = 0; k < I.num_ops; ++k) {
+      const Operand& o = I.ops[k];
+      if (o.kind != KIND_VGPR) continue;
+      const char* p = reinterpret_cast<const char*>(w_->v + size_t(o.reg) * LANES);
+      for (int i = 0; i < 4 * o.width; ++i) __builtin_prefetch(p + 64 * i);
+      if (w_->vdef) __builtin_prefetch(&w_->vdef[o.reg]);
+    }
+    prefetch(code_, int32_t(pc_), end_);
+  }
+
+ private:
+  const Wave* w_ = nullptr;
+  const Inst* code_ = nullptr;
+  uint32_t pc_ = 0, end_ = 0;
+};
+
 // A quantum of one wave, or ``limit`` instructions.
 void run_wave(Rank& r, Wave* w, int limit) {
   Machine& m = *r.m;
@@ -414,12 +456,14 @@ void run_wave(Rank& r, Wave* w, int limit) {
   w->retry = false;
   const uint64_t begin = r.clock;
   int done = 0;
+  Ahead ahead(limit ? nullptr : r.next);
   try {
     while (budget-- > 0 && !w->yield) {
       if (uint32_t(w->pc) >= size) throw SimError("the program counter left the kernel");
       const Inst& I = code[w->pc];
       if (watched) observe(watch, *w, I);
       prefetch(code, w->pc, size);
+      ahead.step();
       ++executed[w->pc];
       ++w->by_class[I.cls];
       ++w->pc;

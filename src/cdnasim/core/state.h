@@ -4,8 +4,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <deque>
-#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -99,18 +97,45 @@ struct Kernel {
 enum WaveState : int32_t { WAVE_READY, WAVE_BARRIER, WAVE_DONE, WAVE_ROUND };
 
 // A vector memory operation that a wave has issued and not yet waited for (hostile memory model). A load is a
-// function that samples memory and writes the registers when it completes; done loads keep their place in line.
+// PendingLoad that samples memory and writes the registers when it completes; done loads keep their place in line.
 struct PendingStore {
   uint64_t addr;
   uint32_t bytes;
   int32_t policy;
   uint8_t data[16];
 };
+struct PendingLoad {
+  virtual void complete(struct Wave& w) = 0;
+  virtual ~PendingLoad() = default;
+};
 struct PendingOp {
-  std::function<void()> load;
+  std::unique_ptr<PendingLoad> load;
   int reg = 0, width = 0;  // vector registers that the load fills
   std::vector<PendingStore> stores;
   uint64_t first = ~0ull, end = 0;  // all of the stores' bytes are between
+};
+
+// A wave's operations that have not completed, the oldest first. Keeps its memory.
+class PendingOps {
+ public:
+  size_t size() const { return ops_.size() - head_; }
+  bool empty() const { return ops_.size() == head_; }
+  auto begin() { return ops_.begin() + ptrdiff_t(head_); }
+  auto end() { return ops_.end(); }
+  PendingOp& operator[](size_t i) { return ops_[head_ + i]; }
+  void push_back(PendingOp op) { ops_.push_back(std::move(op)); }
+  PendingOp pop_front() {
+    PendingOp op = std::move(ops_[head_++]);
+    if (empty() || head_ > 64) {
+      ops_.erase(ops_.begin(), ops_.begin() + ptrdiff_t(head_));
+      head_ = 0;
+    }
+    return op;
+  }
+
+ private:
+  std::vector<PendingOp> ops_;
+  size_t head_ = 0;
 };
 
 // An operation of the wave's counters that nothing has waited for, and the registers that it fills.
@@ -120,7 +145,7 @@ struct Unwaited {
   bool vector = false, lds = false, store = false;  // lds: answers in order
 };
 struct Waits {
-  std::deque<Unwaited> vm, lgkm;
+  std::vector<Unwaited> vm, lgkm;  // the oldest first
   uint8_t vgpr[512] = {}, sgpr[SGPR_FILE] = {};
 };
 
@@ -156,8 +181,9 @@ struct Wave {
   // Lines loaded past the caches since the last s_sleep: what a poll that finds nothing waits on.
   std::vector<uint64_t> poll_lines, parked_lines;
   bool poll_overflow = false, preempted = false, parked = false;
-  std::deque<PendingOp> pending;
+  PendingOps pending;
   int pending_stores = 0;       // of these, with stores that have not completed
+  bool draining = false;        // in its rank's list of waves that stand still with stores under way
   std::unique_ptr<Waits> waits; // when waits are checked
   uint64_t depth = 0;           // hand-offs on the longest chain that led here
 

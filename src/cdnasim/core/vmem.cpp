@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vector and scalar memory: global, flat, scratch and buffer accesses, atomics, loads into LDS, waits, barriers.
+// Vector memory: global, flat, scratch and buffer loads and stores, loads into LDS.
 #include <algorithm>
 
-#include "fetch.h"
+#include "addresses.h"
 #include "lds_shadow.h"
-#include "machine.h"
 
 namespace cdna {
 namespace {
@@ -12,78 +11,6 @@ namespace {
 using u32 = uint32_t;
 using u64 = uint64_t;
 using u16 = uint16_t;
-
-struct Lanes { u64 addr[LANES]; u64 mask; };
-
-// ---- addresses. Operands of a global access from index ``first``: vector address (64-bit, or a 32-bit offset
-// with a scalar base) and the scalar base or "off".
-void global_address(Wave& w, const Inst& I, int vaddr, int saddr, Lanes* out) {
-  out->mask = w.exec();
-  if (I.ops[saddr].kind == KIND_OFF) {
-    u64 tmp[LANES];
-    const u64* a = source<U64>(w, I, vaddr, 0, tmp);
-    for (int l = 0; l < LANES; ++l) out->addr[l] = a[l] + u64(int64_t(I.offset0));
-  } else {
-    u32 tmp[LANES];
-    const u64 base = scalar64(w, I, saddr);
-    const u32* a = source<U32>(w, I, vaddr, 0, tmp);
-    for (int l = 0; l < LANES; ++l) out->addr[l] = base + a[l] + u64(int64_t(I.offset0));
-  }
-}
-void flat_address(Wave& w, const Inst& I, int vaddr, Lanes* out) {
-  u64 tmp[LANES];
-  out->mask = w.exec();
-  const u64* a = source<U64>(w, I, vaddr, 0, tmp);
-  for (int l = 0; l < LANES; ++l) out->addr[l] = a[l] + u64(int64_t(I.offset0));
-}
-
-// Buffer: operands voffset-or-off, descriptor (4 SGPRs), scalar offset. Lanes outside num_records are taken out
-// of the mask for stores; for loads ``dword_mask`` says per dword which lanes are inside.
-struct BufferLanes : Lanes { u64 inside[4]; };
-void buffer_address(Wave& w, const Inst& I, int vaddr, int desc, u32 bytes, BufferLanes* out) {
-  const Operand& d = I.ops[desc];
-  if (w.vdef) for (int i = 0; i < 4; ++i) check_sgpr_read(w, I, d.reg + i);
-  const u32 w0 = w.s[d.reg], w1 = w.s[d.reg + 1], records = w.s[d.reg + 2], w3 = w.s[d.reg + 3];
-  const u64 base = u64(w1 & 0xffff) << 32 | w0;
-  const u32 stride = w1 >> 16 & 0x3fff;
-  if (stride || w1 >> 31 || (w3 >> 23 & 1)) fail(w, "a buffer descriptor with a stride, a swizzle or an added thread id is not modelled");
-  const u32 soffset = scalar32(w, I, desc + 1);
-  const u32 imm = u32(I.offset0);
-  if (I.idxen) fail(w, "idxen without a stride is not modelled");
-  u32 tmp[LANES];
-  const u32* v = nullptr;
-  if (I.offen) v = source<U32>(w, I, vaddr, 0, tmp);
-  const u64 exec = w.exec();
-  const int dwords = bytes < 4 ? 1 : int(bytes / 4);
-  // Raw buffer: a dword is out of range when its offset is not below num_records less the scalar offset.
-  const u64 limit = records > soffset ? records - soffset : 0;
-  u32 off[LANES], top = 0, wrap = 0;
-  if (!v) v = static_cast<const u32*>(std::memset(tmp, 0, sizeof tmp));
-  for (int l = 0; l < LANES; ++l) {
-    off[l] = v[l] + imm;
-    wrap |= off[l] < v[l];
-    top = std::max(top, off[l]);
-    out->addr[l] = base + soffset + off[l];
-  }
-  if (u64(top) + bytes <= limit) {  // the usual case
-    for (int q = 0; q < 4; ++q) out->inside[q] = q < dwords ? exec : 0;
-  } else {
-    uint8_t in[4][LANES];
-    const u32 last = bytes < 4 ? bytes : 4;
-    for (int q = 0; q < dwords; ++q)
-      for (int l = 0; l < LANES; ++l) in[q][l] = u64(off[l]) + 4 * u64(q) + last <= limit;
-    for (int q = 0; q < 4; ++q) out->inside[q] = q < dwords ? lane_bits(in[q]) & exec : 0;
-  }
-  out->mask = out->inside[0];
-  if (!wrap) return;
-  uint8_t wrapped[LANES];
-  for (int l = 0; l < LANES; ++l) wrapped[l] = off[l] < v[l];
-  if (const u64 bad = lane_bits(wrapped) & exec) {
-    const int l = __builtin_ctzll(bad);
-    report(w, "offset-wrap", "lane " + std::to_string(l) + ": voffset " + hex(v[l]) + " + offset " + std::to_string(imm) +
-                                 " passes 2^32; computed modulo 2^32, hardware may drop the access");
-  }
-}
 
 // ---- element access. KIND: how a loaded element becomes a register.
 enum Narrow { WHOLE, UBYTE, SBYTE, USHORT, SSHORT, UBYTE_LO, UBYTE_HI, SBYTE_LO, SBYTE_HI, SHORT_LO, SHORT_HI };
@@ -105,7 +32,8 @@ inline u32 widen(Narrow n, u32 raw, u32 old) {
 // More than a wave's polls look at: 64 lanes at a line each, and control words.
 constexpr size_t MOST_POLL_LINES = 128;
 
-// Each line once; false, and noted, when they are too many to wait on.
+}  // namespace
+
 bool distinct_poll_lines(Wave& w) {
   std::vector<u64>& lines = w.poll_lines;
   std::sort(lines.begin(), lines.end());
@@ -113,6 +41,8 @@ bool distinct_poll_lines(Wave& w) {
   w.poll_overflow |= lines.size() > MOST_POLL_LINES;
   return !w.poll_overflow;
 }
+
+namespace {
 
 void note_poll(Wave& w, const Inst& I, const Lanes& at) {
   if (w.poll_overflow || !(I.cpol & (CPOL_SC0 | CPOL_SC1))) return;
@@ -134,19 +64,49 @@ struct LoadPlan {
   int words, dst;
   bool peer;  // this rank's own stores, which others do not see yet, may lie over memory
   bool model; // through the hostile memory model
+  bool plain; // whole dwords of memory that is the same for everybody
 };
+
+// Lanes that follow each other inside a line, from ``l`` on: they are read together. As many as 16 bytes a lane go in.
+int neighbours(const LoadPlan& p, int l, u32 bytes) {
+  int n = 1;
+  const u64 line = p.at.addr[l] >> 7;
+  while (l + n < LANES && (p.whole >> (l + n) & 1) && p.at.addr[l + n] == p.at.addr[l + n - 1] + bytes &&
+         (p.at.addr[l + n] + bytes - 1) >> 7 == line)
+    ++n;
+  return n;
+}
+
+// Whole lanes through the hostile memory model, into ``r``.
+void model_lanes(Wave& w, const Inst& I, const LoadPlan& p, u32 (*r)[LANES]) {
+  const u32* old = w.lane(I.ops[p.dst].reg);
+  const u32 bytes = bytes_of(p.narrow, p.words);
+  uint8_t row[128];
+  for (int l = 0; l < LANES;) {
+    if (!(p.whole >> l & 1)) { ++l; continue; }
+    const int n = neighbours(p, l, bytes);
+    hostile_load(w, I, p.at.addr[l], u32(n) * bytes, row);
+    for (int i = 0; i < n; ++i) {
+      u32 got[4] = {};
+      std::memcpy(got, row + size_t(i) * bytes, bytes);
+      if (p.narrow == WHOLE) for (int q = 0; q < p.words; ++q) r[q][l + i] = got[q];
+      else r[0][l + i] = widen(p.narrow, got[0], old[l + i]);
+    }
+    l += n;
+  }
+}
 
 void perform_load(Wave& w, const Inst& I, const LoadPlan& p) {
   const u32 bytes = bytes_of(p.narrow, p.words);
   u32 r[4][LANES] = {};
   const u32* old = w.lane(I.ops[p.dst].reg);
-  for (int l = 0; l < LANES; ++l) {
+  if (p.model) model_lanes(w, I, p, r);
+  for (u64 left = p.model ? p.at.mask & ~p.whole : p.at.mask; left; left &= left - 1) {
+    const int l = __builtin_ctzll(left);
     u32 got[4] = {};
     void* from = reinterpret_cast<void*>(p.at.addr[l]);
-    if (!(p.at.mask >> l & 1)) {
-    } else if (p.whole >> l & 1) {
-      if (p.model) hostile_load(w, I, p.at.addr[l], bytes, got);
-      else if (p.peer) peer_load(w, p.at.addr[l], bytes, got);
+    if (p.whole >> l & 1) {
+      if (p.peer) peer_load(w, p.at.addr[l], bytes, got);
       else if (bytes == 16) std::memcpy(got, from, 16);
       else if (bytes == 8) std::memcpy(got, from, 8);
       else if (bytes == 4) std::memcpy(got, from, 4);
@@ -178,8 +138,7 @@ void perform_load(Wave& w, const Inst& I, const LoadPlan& p) {
 
 // The plain case: whole dwords, exact memory.
 template <int WORDS>
-void load_now(Wave& w, const Inst& I, const Lanes& at, int dst) {
-  const u64 exec = w.exec();
+void load_now(Wave& w, const Inst& I, const Lanes& at, int dst, u64 exec) {
   u32 r[WORDS][LANES];
   u64 step = 0;
   for (int l = 0; l < LANES; ++l) step |= at.addr[l] ^ (at.addr[0] + u64(l) * 4 * WORDS);
@@ -211,6 +170,13 @@ void load_now(Wave& w, const Inst& I, const Lanes& at, int dst) {
   w.last_load_line = I.line;
 }
 
+void load_now(Wave& w, const Inst& I, const Lanes& at, int words, int dst, u64 exec) {
+  if (words == 4) return load_now<4>(w, I, at, dst, exec);
+  if (words == 2) return load_now<2>(w, I, at, dst, exec);
+  if (words == 1) return load_now<1>(w, I, at, dst, exec);
+  return load_now<3>(w, I, at, dst, exec);
+}
+
 // Whether all lanes read one allocation that no launch may write: no cache can hold anything else.
 bool constant(const Wave& w, const Lanes& at, u32 bytes) {
   const Allocation* a = w.r->last_hit;
@@ -219,6 +185,18 @@ bool constant(const Wave& w, const Lanes& at, u32 bytes) {
   for (int l = 0; l < LANES; ++l) outside |= u64(at.addr[l] < a->base || at.addr[l] + bytes > a->end()) << l;
   return !(outside & at.mask);
 }
+
+void perform(Wave& w, const Inst& I, const LoadPlan& p) {
+  if (p.plain) load_now(w, I, p.at, p.words, p.dst, p.exec);
+  else perform_load(w, I, p);
+}
+
+struct Later : PendingLoad {
+  const Inst& I;
+  const LoadPlan plan;
+  Later(const Inst& inst, const LoadPlan& p) : I(inst), plan(p) {}
+  void complete(Wave& w) override { perform(w, I, plan); }
+};
 
 void load_lanes(Wave& w, const Inst& I, const Lanes& at, const u64* inside, Narrow n, int words, int dst) {
   const u32 bytes = bytes_of(n, words);
@@ -238,16 +216,19 @@ void load_lanes(Wave& w, const Inst& I, const Lanes& at, const u64* inside, Narr
     for (int l = 0; l < LANES; ++l)
       if (at.mask >> l & 1)
         for (u32 q = 0; q < bytes; q += 8) note_handoff_load(w, at.addr[l] + q);
-  if (!w.m->hostile && !peer && whole == at.mask && n == WHOLE && whole) {
-    if (words == 4) return load_now<4>(w, I, at, dst);
-    if (words == 2) return load_now<2>(w, I, at, dst);
-    if (words == 1) return load_now<1>(w, I, at, dst);
-    return load_now<3>(w, I, at, dst);
-  }
-  LoadPlan plan{at, whole, w.exec(), {}, n, words, dst, peer, w.m->hostile && !constant(w, at, bytes)};
+  const bool model = w.m->hostile && !constant(w, at, bytes);
+  const bool plain = !model && !peer && whole == at.mask && n == WHOLE && whole;
+  if (plain && !w.m->hostile) return load_now(w, I, at, words, dst, w.exec());
+  LoadPlan plan{at, whole, w.exec(), {}, n, words, dst, peer, model, plain};
   if (inside) std::memcpy(plan.inside, inside, sizeof plan.inside);
-  if (w.m->hostile) hostile_issue_load(w, [&w, &I, plan] { perform_load(w, I, plan); }, dst, words);
-  else perform_load(w, I, plan);
+  if (!w.m->hostile) return perform_load(w, I, plan);
+  if (!hostile_load_waits(w, dst, words)) {
+    perform(w, I, plan);
+    return hostile_loaded(w, nullptr, dst, words);
+  }
+  if (plain)  // it is read when it completes: by then the lines are near
+    for (u64 left = at.mask; left; left &= left - 1) __builtin_prefetch(reinterpret_cast<const void*>(at.addr[__builtin_ctzll(left)]));
+  hostile_loaded(w, std::make_unique<Later>(I, plan), dst, words);
 }
 
 // Whole dwords to lanes that follow each other, exact memory: one piece.
@@ -342,8 +323,10 @@ void into_lds(Wave& w, const Inst& I, const Lanes& at, int words, int lds_offset
       lds_mark_written(*w.wg, p, bytes);
     }
   };
-  if (w.m->hostile) hostile_issue_load(w, perform);
-  else perform();
+  if (!w.m->hostile) return perform();
+  const bool waits = hostile_load_waits(w, 0, 0);
+  if (!waits) perform();
+  hostile_loaded(w, waits ? pending_load(perform) : nullptr, 0, 0);
 }
 template <Narrow N, int WORDS> void buffer_load(Wave& w, const Inst& I) {
   BufferLanes at;
@@ -365,79 +348,6 @@ template <int WORDS> void global_load_lds(Wave& w, const Inst& I) {
   Lanes at;
   global_address(w, I, 0, 1, &at);
   into_lds(w, I, at, WORDS, I.offset0);
-}
-
-// ---- atomics: lanes in order, at the device's point of coherence. sc0 returns the old value.
-template <class T> u64 to_bits(T x) { if constexpr (sizeof(T) == 8) return bits<u64>(x); else return bits<u32>(x); }
-bool shared(Wave& w, const Lanes& at) {
-  const Allocation* a = at.mask ? w.m->find(at.addr[__builtin_ctzll(at.mask)]) : nullptr;
-  return a && a->peer;
-}
-template <class T, int DATA, auto F>
-void atomic_lanes(Wave& w, const Inst& I, const Lanes& at, int data_op, int dst) {
-  constexpr int WORDS = sizeof(T) / 4;
-  if (w.m->defer && shared(w, at)) {  // memory of peers: when the round ends and all see the same (core/rounds.cpp)
-    w.state = WAVE_ROUND;
-    w.yield = w.again = w.atomic = true;
-    return;
-  }
-  check_access(w, I, at.addr, at.mask, sizeof(T), false, int(sizeof(T)));
-  check_access(w, I, at.addr, at.mask, sizeof(T), true, int(sizeof(T)));
-  const u32* d[2 * WORDS];
-  u32 tmp[2 * WORDS][LANES], r[WORDS][LANES] = {};
-  for (int q = 0; q < DATA * WORDS; ++q) d[q] = word(w, I, data_op, q, 1, tmp[q]);
-  for (int l = 0; l < LANES; ++l) {
-    if (!(at.mask >> l & 1)) continue;
-    T v[2] = {};
-    for (int i = 0; i < DATA; ++i) {
-      if constexpr (WORDS == 2) v[i] = bits<T>(u64(d[2 * i + 1][l]) << 32 | d[2 * i][l]);
-      else v[i] = bits<T>(d[i][l]);
-    }
-    if (w.m->hostile) hostile_atomic(w, at.addr[l], sizeof(T));
-    T old;
-    std::memcpy(&old, reinterpret_cast<void*>(at.addr[l]), sizeof(T));
-    const T now = F(old, v[0], v[1]);
-    write_bytes(w, at.addr[l], &now, sizeof(T));
-    r[0][l] = u32(to_bits(old));
-    if (WORDS == 2) r[WORDS - 1][l] = u32(to_bits(old) >> 32);
-  }
-  if (dst < 0) return;
-  if (at.mask) {
-    const int first = __builtin_ctzll(at.mask);
-    w.last_load_addr = at.addr[first];
-    w.last_load_value = r[0][first];
-    w.last_load_line = I.line;
-  }
-  for (int q = 0; q < WORDS; ++q) {
-    blend(w.lane(I.ops[dst].reg + q), r[q], w.exec());
-    mark_written(w, I.ops[dst].reg + q, w.exec());
-  }
-}
-// Operands: [dst,] address, data, base.
-template <class T, int DATA, auto F> void global_atomic(Wave& w, const Inst& I) {
-  const int first = I.num_ops - 3;
-  if ((first == 1) != bool(I.cpol & CPOL_SC0)) fail(w, "an atomic with a destination needs sc0, one without must not have it");
-  Lanes at;
-  global_address(w, I, first, first + 2, &at);
-  atomic_lanes<T, DATA, F>(w, I, at, first + 1, first ? 0 : -1);
-}
-template <class T, int DATA, auto F> void flat_atomic(Wave& w, const Inst& I) {
-  const int first = I.num_ops - 2;
-  Lanes at;
-  flat_address(w, I, first, &at);
-  atomic_lanes<T, DATA, F>(w, I, at, first + 1, first ? 0 : -1);
-}
-// The data register is also the destination.
-template <class T, int DATA, auto F> void buffer_atomic(Wave& w, const Inst& I) {
-  BufferLanes at;
-  buffer_address(w, I, 1, 2, sizeof(T), &at);
-  atomic_lanes<T, DATA, F>(w, I, at, 0, I.cpol & CPOL_SC0 ? 0 : -1);
-}
-inline u32 pk_bf16(u32 a, u32 b) {
-  return u32(f32_to_bf16(bf16_to_f32(u16(a)) + bf16_to_f32(u16(b)))) | u32(f32_to_bf16(bf16_to_f32(u16(a >> 16)) + bf16_to_f32(u16(b >> 16)))) << 16;
-}
-inline u32 pk_f16(u32 a, u32 b) {
-  return u32(f32_to_f16(f16_to_f32(u16(a)) + f16_to_f32(u16(b)))) | u32(f32_to_f16(f16_to_f32(u16(a >> 16)) + f16_to_f32(u16(b >> 16)))) << 16;
 }
 
 // ---- scratch: private to a lane; the address is base register + vector offset + immediate
@@ -484,58 +394,6 @@ template <int BYTES> void scratch_store(Wave& w, const Inst& I) {
   }
 }
 
-// ---- scalar loads: through the scalar cache, treated as plain loads of memory
-template <int WORDS> void s_load(Wave& w, const Inst& I) {
-  u64 addr = scalar64(w, I, 1) + u64(int64_t(I.offset0));
-  if (I.ops[2].kind == KIND_CONST) addr += I.ops[2].value;
-  else addr += scalar32(w, I, 2);
-  if (addr & 3) report(w, "misaligned", "scalar load at " + hex(addr));
-  check_scalar_access(w, addr, 4 * WORDS);
-  const int reg = I.ops[0].reg;
-  std::memcpy(&w.s[reg], reinterpret_cast<void*>(addr), 4 * WORDS);
-  for (int i = 0; i < WORDS; ++i) w.sdef[(reg + i) >> 5] |= 1u << ((reg + i) & 31);
-}
-template <int WORDS> void s_buffer_load(Wave& w, const Inst& I) {
-  const int d = I.ops[1].reg;
-  const u64 base = u64(w.s[d + 1] & 0xffff) << 32 | w.s[d];
-  const u64 off = (I.ops[2].kind == KIND_CONST ? I.ops[2].value : scalar32(w, I, 2)) + u64(int64_t(I.offset0));
-  const int reg = I.ops[0].reg;
-  for (int i = 0; i < WORDS; ++i) {
-    u32 value = 0;
-    if (off + 4 * u64(i) + 4 <= w.s[d + 2]) {
-      check_scalar_access(w, base + off + 4 * u64(i), 4);
-      std::memcpy(&value, reinterpret_cast<void*>(base + off + 4 * u64(i)), 4);
-    }
-    w.s[reg + i] = value;
-    w.sdef[(reg + i) >> 5] |= 1u << ((reg + i) & 31);
-  }
-}
-
-// ---- waits and caches. The immediate holds vmcnt in bits 0..15, lgkmcnt in 16..23, expcnt in 24..31 (0xff..: no wait).
-void s_waitcnt(Wave& w, const Inst& I) {
-  const int vmcnt = I.imm & 0xffff;
-  if (vmcnt == 0xffff) return;
-  if (w.m->hostile) {
-    if (hostile_straggle(w, vmcnt)) w.yield = w.again = true;
-    else hostile_wait(w, vmcnt);
-  } else if (w.m->defer && w.peer_round == w.m->round) {  // its stores to peers are complete when peers see them
-    w.state = WAVE_ROUND;
-    w.yield = true;
-  }
-}
-// A wave that polls sleeps until something it looked at past the caches changes, or everybody sleeps; a wave that
-// was interrupted since it looked does not (the change may have come in between).
-void s_sleep(Wave& w, const Inst&) {
-  w.yield = true;
-  ++w.polls;
-  if (!w.poll_lines.empty() && !w.poll_overflow && !w.preempted && distinct_poll_lines(w)) park(w);
-  w.poll_lines.clear();
-  w.poll_overflow = w.preempted = false;
-}
-void buffer_inv(Wave& w, const Inst& I) { if (w.m->hostile) hostile_invalidate(w, I); }
-void buffer_wbl2(Wave& w, const Inst& I) { if (w.m->hostile) hostile_write_back(w, I); }
-void dcache(Wave&, const Inst&) {}
-
 }  // namespace
 
 #define CP "offset sc0 sc1 nt"
@@ -555,10 +413,6 @@ void dcache(Wave&, const Inst&) {}
   {"flat_store_" n, "sv2u,sv" w "u", CP, CLASS_VMEM_STORE, flat_store<bytes, false>},             \
   {"scratch_store_" n, "o1,sv" w "u,o1", CP, CLASS_VMEM_STORE, scratch_store<bytes>},             \
   {"buffer_store_" n, "sv" w "u,o1,ss4u,ss1u", CPB, CLASS_VMEM_STORE, buffer_store<bytes, false>}
-#define ATOM(n, dw, sw, T, DATA, expr)                                                          \
-  {"global_atomic_" n, "dv" dw "u,sv0u,sv" sw "u,o|sv0u,sv" sw "u,o", CP, CLASS_VMEM_ATOMIC, global_atomic<T, DATA, [](T m, T d, T e) -> T { (void)m; (void)e; return (expr); }>}, \
-  {"flat_atomic_" n, "dv" dw "u,sv2u,sv" sw "u|sv2u,sv" sw "u", CP, CLASS_VMEM_ATOMIC, flat_atomic<T, DATA, [](T m, T d, T e) -> T { (void)m; (void)e; return (expr); }>}, \
-  {"buffer_atomic_" n, "xv" sw "u,o1,ss4u,ss1u", CPB, CLASS_VMEM_ATOMIC, buffer_atomic<T, DATA, [](T m, T d, T e) -> T { (void)m; (void)e; return (expr); }>}
 const OpDef VMEM[] = {
     LOADS("dword", "1", WHOLE, 1), LOADS("dwordx2", "2", WHOLE, 2), LOADS("dwordx3", "3", WHOLE, 3), LOADS("dwordx4", "4", WHOLE, 4),
     LOADS("ubyte", "1", UBYTE, 1), LOADS("sbyte", "1", SBYTE, 1), LOADS("ushort", "1", USHORT, 1), LOADS("sshort", "1", SSHORT, 1),
@@ -573,36 +427,6 @@ const OpDef VMEM[] = {
     {"global_load_lds_dword", "sv0u,o", CP, CLASS_VMEM_LOAD, global_load_lds<1>},
     {"global_load_lds_dwordx3", "sv0u,o", CP, CLASS_VMEM_LOAD, global_load_lds<3>},
     {"global_load_lds_dwordx4", "sv0u,o", CP, CLASS_VMEM_LOAD, global_load_lds<4>},
-    ATOM("swap", "1", "1", u32, 1, d), ATOM("add", "1", "1", u32, 1, m + d), ATOM("sub", "1", "1", u32, 1, m - d),
-    ATOM("smin", "1", "1", int32_t, 1, d < m ? d : m), ATOM("smax", "1", "1", int32_t, 1, d > m ? d : m),
-    ATOM("umin", "1", "1", u32, 1, d < m ? d : m), ATOM("umax", "1", "1", u32, 1, d > m ? d : m),
-    ATOM("and", "1", "1", u32, 1, m & d), ATOM("or", "1", "1", u32, 1, m | d), ATOM("xor", "1", "1", u32, 1, m ^ d),
-    ATOM("inc", "1", "1", u32, 1, m >= d ? 0u : m + 1), ATOM("dec", "1", "1", u32, 1, (m == 0 || m > d) ? d : m - 1),
-    ATOM("add_f32", "1", "1", float, 1, m + d), ATOM("pk_add_bf16", "1", "1", u32, 1, pk_bf16(m, d)), ATOM("pk_add_f16", "1", "1", u32, 1, pk_f16(m, d)),
-    ATOM("swap_x2", "2", "2", u64, 1, d), ATOM("add_x2", "2", "2", u64, 1, m + d), ATOM("sub_x2", "2", "2", u64, 1, m - d),
-    ATOM("umin_x2", "2", "2", u64, 1, d < m ? d : m), ATOM("umax_x2", "2", "2", u64, 1, d > m ? d : m),
-    ATOM("smin_x2", "2", "2", int64_t, 1, d < m ? d : m), ATOM("smax_x2", "2", "2", int64_t, 1, d > m ? d : m),
-    ATOM("and_x2", "2", "2", u64, 1, m & d), ATOM("or_x2", "2", "2", u64, 1, m | d), ATOM("xor_x2", "2", "2", u64, 1, m ^ d),
-    ATOM("add_f64", "2", "2", double, 1, m + d), ATOM("min_f64", "2", "2", double, 1, d < m ? d : m), ATOM("max_f64", "2", "2", double, 1, d > m ? d : m),
-    // Data holds the new value, then the value compared with.
-    ATOM("cmpswap", "1", "2", u32, 2, m == e ? d : m), ATOM("cmpswap_x2", "2", "4", u64, 2, m == e ? d : m),
-    {"s_load_dword", "ds1u,ss2u,ss1u", "offset", CLASS_SMEM, s_load<1>},
-    {"s_load_dwordx2", "ds2u,ss2u,ss1u", "offset", CLASS_SMEM, s_load<2>},
-    {"s_load_dwordx4", "ds4u,ss2u,ss1u", "offset", CLASS_SMEM, s_load<4>},
-    {"s_load_dwordx8", "ds8u,ss2u,ss1u", "offset", CLASS_SMEM, s_load<8>},
-    {"s_load_dwordx16", "ds16u,ss2u,ss1u", "offset", CLASS_SMEM, s_load<16>},
-    {"s_buffer_load_dword", "ds1u,ss4u,ss1u", "offset", CLASS_SMEM, s_buffer_load<1>},
-    {"s_buffer_load_dwordx2", "ds2u,ss4u,ss1u", "offset", CLASS_SMEM, s_buffer_load<2>},
-    {"s_buffer_load_dwordx4", "ds4u,ss4u,ss1u", "offset", CLASS_SMEM, s_buffer_load<4>},
-    {"s_buffer_load_dwordx8", "ds8u,ss4u,ss1u", "offset", CLASS_SMEM, s_buffer_load<8>},
-    {"s_waitcnt", "w", "", CLASS_WAIT, s_waitcnt},
-    {"s_sleep", "i", "", CLASS_SLEEP, s_sleep},
-    {"s_barrier", "", "", CLASS_BARRIER, barrier},
-    {"s_endpgm", "", "", CLASS_OTHER, end_program},
-    {"buffer_inv", "", "sc0 sc1", CLASS_OTHER, buffer_inv},
-    {"buffer_wbl2", "", "sc0 sc1", CLASS_OTHER, buffer_wbl2},
-    {"s_dcache_inv", "", "", CLASS_OTHER, dcache},
-    {"s_dcache_wb", "", "", CLASS_OTHER, dcache},
 };
 static const OpTable vmem_table(VMEM);
 
