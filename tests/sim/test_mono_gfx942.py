@@ -15,14 +15,15 @@ from mono import compare, handoffs, scopes
 from mono.case import make
 from mono.handoffs import SCHEDULE_PIECES
 from mono.run import Run, same
-from mono.sources import PERSISTENT, Edit, assembly, compiled, mutated
+from mono.sources import MONO, PERSISTENT, Edit, assembly, compiled, mutated
 
 from cdnasim import Device, SimulationError
 from cdnasim.device import LDS_BYTES
 
 full = pytest.mark.full
 ARCH, TP = "gfx942", 4
-ISA, KERNEL = f"{PERSISTENT}/isa/gfx942.py", "models/deepseek_v41/amd/mono/kernels/ffn.py"
+ISA, KERNEL = f"{PERSISTENT}/isa/gfx942.py", f"{MONO}/kernels/ffn.py"
+DOWN, ROUTED = f"{MONO}/stages/down.py", f"{MONO}/stages/routed_weights.py"
 
 
 def launched(rows: int, kind: str, kernel: object = None, tp: int = TP, **sizes: int) -> Run:
@@ -145,13 +146,22 @@ FAULTS = {
         Edit(ISA, "((0, 2), (4, 6), (1, 3), (5, 7))", "((0, 1), (2, 3), (4, 5), (6, 7))"),
         "intermediate",
     ),
+    "products of another K step are kept": (
+        Edit(DOWN, "ctx.group == place", "ctx.group >= place"),
+        "partial",
+    ),
+    "lane groups that are not added": (Edit(DOWN, "in (16, 32)", "in (16,)"), "partial"),
+    "codes of another K step": (
+        Edit(ROUTED, "select(block * HIDDEN + row", "select(self.ctx.group * HIDDEN + row"),
+        "partial",
+    ),
 }
 
 
 @full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name, tp", [*((name, TP) for name in FAULTS), ("a magnitude of e2m1", 2)])
-def test_a_planted_fault_of_the_conversions_is_found(name: str, tp: int) -> None:
+def test_a_planted_fault_of_the_arithmetic_is_found(name: str, tp: int) -> None:
     edit, stage = FAULTS[name]
     run = launched(1, "random", compiled(1, tp, ARCH, overlay=mutated((edit,))), tp)
     errors = compare.Stages(run, 0).errors()

@@ -83,6 +83,10 @@ class Isa(ABC):
         """MXFP8 activations (8 words) as the products take them, which take both: worth it where several
         products share them."""
 
+    def ready_fp4(self, words: Any, code: Code) -> Any:
+        """MXFP4 weights (4 words) as the products take them: worth it where several products share them."""
+        return words
+
     @abstractmethod
     def mfma_fp4(
         self, weights: Any, weight_code: Code, activations: Any, activation_code: Code, acc: Any

@@ -49,7 +49,8 @@ def _code(code: Code) -> fx.Int32:
 
 @dataclass(frozen=True)
 class _Widened:
-    """MXFP8 activations that ``ready`` widened: bf16 pairs with the block's power of two multiplied in."""
+    """An operand that ``ready`` or ``ready_fp4`` widened: bf16 pairs with the block's power of two multiplied
+    in."""
 
     pairs: list[fx.Int32]
 
@@ -175,11 +176,16 @@ class Gfx942(Isa):
     def ready(self, words: Any, code: Code) -> Any:
         return _widened(words, code)
 
+    def ready_fp4(self, words: Any, code: Code) -> Any:
+        return _Widened(_widen_fp4(*_here(words, 4, code)))
+
     def mfma_fp4(
         self, weights: Any, weight_code: Code, activations: Any, activation_code: Code, acc: Any
     ) -> Any:
         rows = _rows(activations, activation_code)
-        return _sum_products(_widen_fp4(*_here(weights, 4, weight_code)), rows, acc)
+        if not isinstance(weights, _Widened):
+            weights = self.ready_fp4(weights, weight_code)
+        return _sum_products(weights.pairs, rows, acc)
 
     def mfma_fp8(
         self, weights: Any, weight_code: Code, activations: Any, activation_code: Code, acc: Any

@@ -8,6 +8,10 @@ Work split: a workgroup owns 20 rows of the down weights, as 16 and 4 outputs of
 expert, so its sum over experts needs no other workgroup. Waves take the picked experts in turn and the K
 steps of the shared expert, and add through LDS.
 
+Packing: an operand of the 4 outputs uses a quarter of its rows. Where the layout packs, it holds them for
+four K steps at once, row 4 s + o output o of step s. A product with the rows of step s is that step's where
+the lane's group is s, and dropped elsewhere; the groups are added after the last expert.
+
 Numerics: an expert's fp32 product is scaled by the row's routing weight and added in fp32: by wave, within a
 wave in ascending order of the experts, the shared expert last; then rounded to bf16.
 """
@@ -26,13 +30,35 @@ from vllm.models.common.amd.persistent.regions import Region
 from ..geometry import HIDDEN, K_STEP, MX_BLOCK, TILE, WAVES
 from .activations import HALVES
 from .context import Context
-from .routed_weights import routed_weights
+from .routed_weights import DownWeights, routed_weights
 from .routing import pick_of, picked_in
 from .wave_sums import leave
 
 _PARTS = 2  # the 16 and the 4 outputs
+_PACK = 4  # K steps of a packed operand, one for each lane group of a product
 # What an error record says was awaited: the slot of an intermediate row in these low bits, its block above.
 AWAITED_SLOT_BITS = 4
+
+
+class _Short:
+    """Products of the 4 outputs with one tile of rows, from operands that hold four K steps each."""
+
+    def __init__(self, ctx: Context, packs: list[tuple[Any, Code]]) -> None:
+        self.ctx, self._packs = ctx, packs
+        self._ready: Any = None
+
+    def add(self, step: int, words: Any, row_code: Code, acc: Any) -> Any:
+        """``acc`` plus the products of K step ``step``, in the lanes of its group. Steps come in order."""
+        ctx = self.ctx
+        pack, place = divmod(step, _PACK)
+        weights, code = self._packs[pack]
+        if place == 0:
+            self._ready = ctx.isa.ready_fp4(weights, code)
+        after = ctx.isa.mfma_fp4(self._ready, code, words, row_code, acc)
+        if step == pack * _PACK == ctx.geometry.down_steps - 1:
+            return after  # the other steps' rows are zeros
+        mine = ctx.group == place
+        return dev.vector_f32([mine.select(after[i], acc[i]) for i in range(4)])
 
 
 class Down:
@@ -59,10 +85,20 @@ class Down:
 
         total = dev.loop(ctx.wave, num_active, WAVES, start, one)
         total = self._add_shared(total)
+        if routed_weights(ctx).down.packs:
+            total = [self._over_groups(x) if i % _PARTS else x for i, x in enumerate(total)]
         # A wave may still finish its last block.
         dev.barrier()
         leave(ctx, total)
         dev.barrier()
+
+    @staticmethod
+    def _over_groups(sums: Any) -> Any:
+        """The sums of four lane groups, in each."""
+        values = [sums[i] for i in range(4)]
+        for distance in (16, 32):
+            values = [x + dev.shuffle_xor(x, distance) for x in values]
+        return dev.vector_f32(values)
 
     # ---- intermediate rows as operands
     def _wait(self, tile: int, slot: Any, first: Any, count: int) -> tuple[list[Any], Any]:
@@ -108,10 +144,12 @@ class Down:
         ctx, g = self.ctx, self.ctx.geometry
         expert = dev.uniform(ctx.shared.load(ctx.lds.active.at(index)))
         weights = routed_weights(ctx).down(ctx, expert, self.output)
-        codes = [weights.codes(part) for part in range(_PARTS)]
+        parts = range(1 if weights.packs else _PARTS)
+        codes = [weights.codes(part) for part in parts]
         # Weights on their way while the rows are awaited; the FFN's input no longer fills the registers.
         steps = range(g.down_steps)
-        loaded = {(part, step): weights.load(part, step) for step in steps for part in range(_PARTS)}
+        loaded = {(part, step): weights.load(part, step) for step in steps for part in parts}
+        packs = self._load_packs(weights) if weights.packs else []
         out = []
         for tile in range(g.row_tiles):
             before = total[tile * _PARTS : (tile + 1) * _PARTS]
@@ -123,16 +161,19 @@ class Down:
                 # once fit the registers beside the sums of several tiles.
                 at_once = g.down_steps if g.row_tiles == 1 else 5
                 acc = [dev.vector_f32([fx.Float32(0.0)] * 4)] * _PARTS
+                short = _Short(ctx, packs)
                 for first in range(0, g.down_steps, at_once):
                     chunk = steps[first : first + at_once]
                     row_bytes = [self._bytes(at, step, step * 4 + 3 >= g.blocks) for step in chunk]
                     dev.schedule_fence()
                     for step, words in zip(chunk, row_bytes, strict=True):
                         words = ctx.isa.ready(words, row_codes[step])
-                        for part in range(_PARTS):
+                        for part in parts:
                             acc[part] = ctx.isa.mfma_fp4(
                                 loaded[part, step], codes[part][step], words, row_codes[step], acc[part]
                             )
+                        if packs:
+                            acc[1] = short.add(step, words, row_codes[step], acc[1])
                 return [
                     dev.vector_f32([m.fused(x[i], weight, y[i]) for i in range(4)])
                     for x, y in zip(acc, before, strict=True)
@@ -142,6 +183,13 @@ class Down:
             one_tile = g.row_tiles == 1
             out += add() if one_tile else dev.choose(picked_in(ctx, tile, index), add, before)
         return out
+
+    def _load_packs(self, weights: DownWeights) -> list[tuple[Any, Code]]:
+        """The 4 outputs' operands, each of four K steps."""
+        ctx, outputs = self.ctx, self.ctx.geometry.columns - TILE
+        row = self._first + TILE + ctx.row % outputs
+        starts = range(0, ctx.geometry.down_steps, _PACK)
+        return [weights.packed(row, start + ctx.row // outputs) for start in starts]
 
     # ---- shared
     def _add_shared(self, total: list[Any]) -> list[Any]:

@@ -42,7 +42,9 @@ class Place:
 
 class DownWeights(ABC):
     """This lane's part of one routed expert's down weights. ``output(part)`` gives (weight row of this lane,
-    whether it has one)."""
+    whether it has one). ``packs``: the layout gives ``packed``."""
+
+    packs = False
 
     def __init__(self, ctx: Context, expert: Any, output: Any) -> None:
         self.ctx, self.output = ctx, output
@@ -68,6 +70,10 @@ class DownWeights(ABC):
     @abstractmethod
     def codes(self, part: int) -> list[Code]:
         """The weight row's codes, one for each K step."""
+
+    def packed(self, row: Any, step: Any) -> tuple[Any, Code]:
+        """Four words and the code of this lane's own weight row and K step; zeros past the last block."""
+        raise NotImplementedError(f"{type(self).__name__} packs no K steps; see ``packs``")
 
 
 class RoutedWeights(ABC):
@@ -142,6 +148,8 @@ class _Shuffled(RoutedWeights):
 
 # ---- row-major
 class _RowMajorDown(DownWeights):
+    packs = True  # CDNA3 widens operands, whose unused rows take the time of used ones
+
     @property
     def code_columns(self) -> int:
         return self.padded // MX_BLOCK
@@ -166,6 +174,14 @@ class _RowMajorDown(DownWeights):
             at = self._at(part, step, (step * 4 + self.ctx.group) * HIDDEN + row)
             out.append(Code(self._codes.load_byte(at, dev.STREAM)))
         return out
+
+    def packed(self, row: Any, step: Any) -> tuple[Any, Code]:
+        block = step * 4 + self.ctx.group
+        real, past = block < self.ctx.geometry.blocks, fx.Int32(dev.PAST_END)
+        at = row * (self.padded // 2) + block * (MX_BLOCK // 2)
+        words = self._weights.load(real.select(at, past), 4, dev.STREAM)
+        code_at = real.select(block * HIDDEN + row, past)
+        return words, Code(self._codes.load_byte(code_at, dev.STREAM))
 
 
 class _RowMajor(RoutedWeights):
