@@ -161,6 +161,24 @@ def test_a_seed_is_the_same_run_wherever_the_host_puts_the_memory() -> None:
         assert [issued(seed, offsets, order) for seed in range(3)] == runs
 
 
+def test_lanes_read_on_from_one_allocation_into_the_next() -> None:
+    """Which the host may have put side by side, where the hostile memory model puts a page between them."""
+    kernel = between_ranks("""
+	s_load_dwordx2 s[6:7], s[0:1], 0x8
+	s_waitcnt lgkmcnt(0)
+	global_load_dword v4, v1, s[4:5]
+	s_waitcnt vmcnt(0)
+	global_store_dword v1, v4, s[6:7] offset:1024
+""")
+    for dwords in (1, 31, 33, 63):
+        memory = torch.arange(1, 1025, dtype=torch.int32)
+        view = memoryview(memory.numpy())
+        parts = [torch.frombuffer(part, dtype=torch.int32) for part in (view[:dwords], view[dwords:])]
+        dev = Device("gfx950", memory="hostile")
+        dev.launch(kernel, 1, 64, [dev.register(part) for part in parts])
+        assert memory[dwords + 256 : dwords + 320].tolist() == list(range(1, 65))
+
+
 def test_the_slowest_workgroup_is_kept_behind() -> None:
     """slowest-first widens the gap between workgroups as far as can be; random keeps them near."""
     body = "s_movk_i32 s9, 0x400\n.Ltop:\n s_sub_u32 s9, s9, 1\n s_cmp_lg_u32 s9, 0\n s_cbranch_scc1 .Ltop"

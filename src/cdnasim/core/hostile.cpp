@@ -221,7 +221,8 @@ template <class F>
 void by_line(Wave& w, uint64_t addr, uint32_t bytes, F f) {
   for (uint32_t done = 0; done < bytes;) {
     const Place p = place(w, addr + done);
-    const uint32_t n = uint32_t(std::min<uint64_t>(bytes - done, LINE - p.in()));
+    const uint64_t in_line = std::min<uint64_t>(bytes - done, LINE - p.in());
+    const uint32_t n = uint32_t(std::min(in_line, p.a->end() - (addr + done)));  // the host may put two side by side
     f(p, done, n);
     done += n;
   }

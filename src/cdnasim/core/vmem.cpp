@@ -67,13 +67,12 @@ struct LoadPlan {
   bool plain; // whole dwords of memory that is the same for everybody
 };
 
-// Lanes that follow each other inside a line, from ``l`` on: they are read together. As many as 16 bytes a lane go in.
+// Lanes whose places follow each other, from ``l`` on, are read together, a row of bytes at most. Nothing of it depends on
+// where the host has put an allocation.
+constexpr u32 ROW = 128;
 int neighbours(const LoadPlan& p, int l, u32 bytes) {
   int n = 1;
-  const u64 line = p.at.addr[l] >> 7;
-  while (l + n < LANES && (p.whole >> (l + n) & 1) && p.at.addr[l + n] == p.at.addr[l + n - 1] + bytes &&
-         (p.at.addr[l + n] + bytes - 1) >> 7 == line)
-    ++n;
+  while (l + n < LANES && (p.whole >> (l + n) & 1) && p.at.addr[l + n] == p.at.addr[l + n - 1] + bytes && u32(n + 1) * bytes <= ROW) ++n;
   return n;
 }
 
@@ -81,7 +80,7 @@ int neighbours(const LoadPlan& p, int l, u32 bytes) {
 void model_lanes(Wave& w, const Inst& I, const LoadPlan& p, u32 (*r)[LANES]) {
   const u32* old = w.lane(I.ops[p.dst].reg);
   const u32 bytes = bytes_of(p.narrow, p.words);
-  uint8_t row[128];
+  uint8_t row[ROW];
   for (int l = 0; l < LANES;) {
     if (!(p.whole >> l & 1)) { ++l; continue; }
     const int n = neighbours(p, l, bytes);
