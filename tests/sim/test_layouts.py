@@ -162,6 +162,20 @@ def test_load(name: str, form: str) -> None:
         assert got[lane, words:].tolist() == [0] * (4 - words)
 
 
+@pytest.mark.parametrize("memory", ["exact", "hostile"])
+@pytest.mark.parametrize("name", D16)
+def test_a_d16_load_outside_its_buffer_keeps_the_other_half(name: str, memory: str) -> None:
+    """What is loaded there is zero."""
+    size = 1 if "byte" in name else 2
+    text = body(f"s_mov_b32 s6, {8 + 50 * size}\n buffer_load_{name} v4, v3, s[4:7], 0 offen offset:8", size)
+    out = run(text, block=256, bytes_=1024 + 4096, memory=memory)
+    got = out[256 : 256 + 4 * 200].numpy().view(np.uint32).reshape(200, 4)[:, 0]
+    raw, zeros = MEMORY.view(np.uint8), np.zeros(16, dtype=np.uint8)
+    for lane in range(200):
+        at = size * lane + 8
+        assert got[lane] == D16[name](OLD, raw[at : at + 16] if lane < 50 else zeros), lane
+
+
 @pytest.mark.parametrize("form", ["global", "buffer"])
 @pytest.mark.parametrize(
     "name, size", [("byte", 1), ("short", 2), ("dword", 4), ("dwordx2", 8), ("dwordx4", 16)]

@@ -92,7 +92,7 @@ STANDING = """
 	s_cbranch_scc1 .Lanswer
 	s_cmp_lg_u32 s9, 0
 	s_cbranch_scc1 .Lpoll
-	global_store_dword v4, v5, s[6:7] offset:2048 sc0 sc1
+	{store}
 	s_branch .Lmeet
 {await_flag}
 	s_branch .Lmeet
@@ -109,8 +109,16 @@ STANDING = """
 """
 
 
-def test_stores_of_a_rank_that_stands_still_arrive_while_its_peer_polls() -> None:
-    kernel = between_ranks(STANDING.format(await_flag=AWAIT.format(count=1)))
+@pytest.mark.parametrize(
+    "store",
+    [
+        "global_store_dword v4, v5, s[6:7] offset:2048 sc0 sc1",
+        "global_store_dword v4, v5, s[6:7] offset:2048\n buffer_wbl2 sc0 sc1",
+    ],
+    ids=["store", "write-back"],
+)
+def test_stores_of_a_rank_that_stands_still_arrive_while_its_peer_polls(store: str) -> None:
+    kernel = between_ranks(STANDING.format(await_flag=AWAIT.format(count=1), store=store))
     for seed in range(40):
         dev = Device("gfx950", ranks=2, memory="hostile", seed=seed, quantum=(3, 25), stall_bound=400_000)
         buffers = [dev.zeros(1024, dtype=torch.int32, rank=r, peer=True) for r in range(2)]

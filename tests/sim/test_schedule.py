@@ -8,6 +8,7 @@ import torch
 from planted import AWAIT, HEAD, TAIL, between_ranks, run
 
 from cdnasim import Device, SimulationError, load
+from cdnasim.program import Kernel
 
 
 def test_a_seed_is_a_schedule() -> None:
@@ -113,6 +114,46 @@ def test_a_deadlock_of_a_stalled_rank_is_found(memory: str) -> None:
         stalled(memory, "")
 
 
+# Rank 0 stores a flag for its peer at once; rank 1 (told by its buffer's first word) computes, then looks for
+# it.
+EARLY = """
+	s_load_dwordx2 s[6:7], s[0:1], 0x8
+	v_mov_b32_e32 v4, 0
+	v_mov_b32_e32 v5, 1
+	global_load_dword v7, v4, s[4:5]
+	s_waitcnt vmcnt(0) lgkmcnt(0)
+	v_readfirstlane_b32 s8, v7
+	s_cmp_lg_u32 s8, 0
+	s_cbranch_scc1 .Llook
+	global_store_dword v4, v5, s[6:7] offset:2048 sc0 sc1
+	s_branch .Lend
+.Llook:
+	s_movk_i32 s9, 500
+.Lcompute:
+	s_sub_u32 s9, s9, 1
+	s_cmp_lg_u32 s9, 0
+	s_cbranch_scc1 .Lcompute
+	global_load_dword v6, v4, s[4:5] offset:2048 sc0 sc1
+	s_waitcnt vmcnt(0)
+	global_store_dword v4, v6, s[4:5] offset:1024 sc0 sc1
+.Lend:
+	s_waitcnt vmcnt(0)
+"""
+
+
+def test_a_stalled_rank_is_stalled_from_the_start() -> None:
+    kernel = between_ranks(EARLY)
+    seen = 0
+    for seed in range(30):
+        dev = Device("gfx950", ranks=2, memory="hostile", schedule="rank-stalled", seed=seed)
+        buffers = [dev.zeros(1024, dtype=torch.int32, rank=r, peer=True) for r in range(2)]
+        buffers[1][0] = 1
+        dev.run([dev.prepare(kernel, 1, 64, [buffers[r], buffers[1 - r]], rank=r) for r in range(2)])
+        assert buffers[1][512] == 1
+        seen += int(buffers[1][256])
+    assert seen < 12
+
+
 # Workgroup 8 reads words that workgroup 0, of its XCD, stores, till its compute unit has evicted their lines.
 EVICTED = """
 	v_mov_b32_e32 v2, 0
@@ -159,6 +200,22 @@ def test_a_seed_is_the_same_run_wherever_the_host_puts_the_memory() -> None:
     assert len({tuple(run) for run in runs}) > 1
     for offsets, order in (((64, 0), (0, 1)), ((0, 64), (1, 0)), ((4, 120), (1, 0))):
         assert [issued(seed, offsets, order) for seed in range(3)] == runs
+
+
+def test_what_a_failed_run_left_in_the_caches_is_nobodys() -> None:
+    """It was never written back, and the memory may be another's when the device runs again."""
+
+    def kernel(body: str) -> Kernel:
+        return load(HEAD.format(arch="gfx950") + body + TAIL.format(lds=0), "gfx950", "planted.s").kernel()
+
+    dev = Device("gfx950", memory="hostile")
+    buffer = dev.zeros(64, dtype=torch.int32)
+    fails = "global_store_dword v1, v0, s[4:5]\n s_waitcnt vmcnt(0)\n"
+    fails += "global_load_dword v2, v1, s[4:5] offset:1024"
+    with pytest.raises(SimulationError, match="out-of-bounds"):
+        dev.launch(kernel(fails), 1, 64, [buffer])
+    dev.launch(kernel("s_nop 0"), 1, 64, [buffer])
+    assert buffer.tolist() == [0] * 64
 
 
 def test_lanes_read_on_from_one_allocation_into_the_next() -> None:

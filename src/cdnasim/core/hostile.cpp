@@ -230,6 +230,7 @@ void by_line(Wave& w, uint64_t addr, uint32_t bytes, F f) {
 
 void complete(Wave& w, PendingOp& op) {
   if (op.load) std::exchange(op.load, nullptr)->complete(w);
+  if (std::exchange(op.writes_back, false)) --w.pending_stores;
   if (op.stores.empty()) return;
   // The lanes of one store become visible in any order.
   for (size_t left = op.stores.size(); left; --left) {
@@ -354,6 +355,8 @@ void hostile_write_back(Wave& w, const Inst& I) {
       if (!other.stores.empty()) complete(w, other);
     clean_all(*w.m, w.m->model->of_l2(*w.m, w));
   });
+  op.writes_back = true;
+  ++w.pending_stores;
   w.pending.push_back(std::move(op));
   if (w.pending.size() > 63) hostile_wait(w, 63);
 }
@@ -384,11 +387,11 @@ void hostile_stand_still(Wave& w) {
 
 namespace {
 
-// One of a wave's stores; whether it had one.
+// One of a wave's stores and write-backs; whether it had one.
 bool drain(Wave& w) {
   std::vector<PendingOp*> stores;
   for (PendingOp& op : w.pending)
-    if (!op.stores.empty()) stores.push_back(&op);
+    if (!op.stores.empty() || op.writes_back) stores.push_back(&op);
   if (!stores.empty()) complete(w, *stores[w.r->rng() % stores.size()]);
   return !stores.empty();
 }
@@ -414,6 +417,19 @@ bool hostile_drain(Rank& r) {
   }
   r.draining.clear();
   return any;
+}
+
+// What a run that failed has left in the caches is nobody's: its memory may be gone.
+void hostile_forget_caches(Machine& m) {
+  for (L1& near : m.model->l1) ++near.generation;
+  for (L2& far : m.model->l2) {
+    ++far.generation;
+    for (CacheLine* c : far.maybe_dirty) {
+      c->dirty[0] = c->dirty[1] = 0;
+      c->listed = false;
+    }
+    far.maybe_dirty.clear();
+  }
 }
 
 void hostile_forget(Rank& r, const Workgroup& g) {

@@ -251,6 +251,7 @@ void hostile_stand_still(Wave& w);
 bool hostile_drain(Rank& r);
 void hostile_drain_one(Rank& r);
 void hostile_forget(Rank& r, const Workgroup& g);
+void hostile_forget_caches(Machine& m);
 void hostile_launch_begin(Machine& m, int rank);
 void hostile_launch_end(Machine& m, int rank);
 

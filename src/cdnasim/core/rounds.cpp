@@ -109,6 +109,7 @@ class Crew {
 };
 
 void reset(Machine& m, std::vector<std::vector<Launch*>>& queues) {
+  if (m.hostile) hostile_forget_caches(m);
   for (Rank& r : m.rank) {
     for (auto& g : r.live) r.pool.push_back(g->block);  // left by a run that failed
     r.live.clear();
@@ -135,7 +136,7 @@ bool can_run(const Rank& r) { return r.next || !r.ready.empty() || !r.woken.empt
 // hostile memory a round is a quantum or so, one rank after another in any order.
 void plan(Machine& m, std::vector<uint64_t>& budgets) {
   bool others = false;
-  for (const Rank& r : m.rank) others |= r.id != 0 && can_run(r);
+  for (const Rank& r : m.rank) others |= r.id != 0 && (can_run(r) || (r.live.empty() && r.at < r.queue.size()));
   for (Rank& r : m.rank) {
     uint64_t& b = budgets[size_t(r.id)];
     b = m.defer ? ROUND - ROUND / 4 + m.rng() % (ROUND / 2) : m.rank.size() == 1 ? ROUND : m.rng() % 3 * uint64_t(m.quantum_max);
@@ -185,7 +186,7 @@ static void rounds(Machine& m) {
     crew.round(budgets);
     if (m.hostile)
       for (Rank& r : m.rank)
-        if (!can_run(r)) hostile_drain_one(r);  // no wave's tick would, and a peer may poll for it
+        if (!can_run(r) && m.rng() % 16 == 0) hostile_drain_one(r);  // no wave's tick would, and a peer may poll for it
     bool stored = false, live = false, ready = false;
     for (Rank& r : m.rank) {
       if (!r.error.empty()) throw SimError(r.error);

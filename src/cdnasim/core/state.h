@@ -111,6 +111,7 @@ struct PendingLoad {
 struct PendingOp {
   std::unique_ptr<PendingLoad> load;
   int reg = 0, width = 0;  // vector registers that the load fills
+  bool writes_back = false;  // a write-back of the cache: a store of what is in it
   std::vector<PendingStore> stores;
   uint64_t first = ~0ull, end = 0;  // all of the stores' bytes are between
 };
@@ -182,7 +183,7 @@ struct Wave {
   std::vector<uint64_t> poll_lines, parked_lines;
   bool poll_overflow = false, preempted = false, parked = false;
   PendingOps pending;
-  int pending_stores = 0;       // of these, with stores that have not completed
+  int pending_stores = 0;       // of these, stores and write-backs that have not completed
   bool draining = false;        // in its rank's list of waves that stand still with stores under way
   std::unique_ptr<Waits> waits; // when waits are checked
   uint64_t depth = 0;           // hand-offs on the longest chain that led here

@@ -99,6 +99,11 @@ void perform_load(Wave& w, const Inst& I, const LoadPlan& p) {
   const u32 bytes = bytes_of(p.narrow, p.words);
   u32 r[4][LANES] = {};
   const u32* old = w.lane(I.ops[p.dst].reg);
+  if (p.narrow != WHOLE)  // a lane outside the buffer loads zero, into its part of the register
+    for (u64 left = p.exec & ~p.at.mask; left; left &= left - 1) {
+      const int l = __builtin_ctzll(left);
+      r[0][l] = widen(p.narrow, 0, old[l]);
+    }
   if (p.model) model_lanes(w, I, p, r);
   for (u64 left = p.model ? p.at.mask & ~p.whole : p.at.mask; left; left &= left - 1) {
     const int l = __builtin_ctzll(left);

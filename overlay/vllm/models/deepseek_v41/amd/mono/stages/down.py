@@ -13,7 +13,8 @@ four K steps at once, row 4 s + o output o of step s. A product with the rows of
 the lane's group is s, and dropped elsewhere; the groups are added after the last expert.
 
 Numerics: an expert's fp32 product is scaled by the row's routing weight and added in fp32: by wave, within a
-wave in ascending order of the experts, the shared expert last; then rounded to bf16.
+wave in ascending order of the experts, the shared expert last; then rounded to bf16. Of packed operands each
+lane group adds its own K steps so, the shared expert in group 0, and the groups come last, neighbours first.
 """
 
 from __future__ import annotations
